@@ -1,0 +1,68 @@
+"""Where steps are computed: the contract that the thread and the process executor both keep.
+
+`ls` of this folder's `thread.py` and `process.py` is the list of executors. A `Worker` is the
+synchronous thing inside: it owns tensors, computes one plan at a time and knows no asyncio.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from core.config import EngineConfig
+from core.execution.worker_info import WorkerInfo, WorkerMemory
+from core.scheduler.plan import StepPlan, StepResult
+
+DEFAULT_WORKER = "core.execution.worker:load_worker"
+"""`module:function` of the factory of the real worker; importing the module imports torch."""
+
+
+class Worker(Protocol):
+    """Computes plans. Called from one thread only."""
+
+    info: WorkerInfo
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute one step. May raise anything: then the plan's requests end with `error`."""
+        ...
+
+    def memory(self) -> WorkerMemory: ...
+
+    def close(self) -> None:
+        """Free what the worker holds. Called once, also after a failed step."""
+        ...
+
+
+WorkerFactory = Callable[[EngineConfig], Worker]
+
+
+class Executor(Protocol):
+    """Runs a `Worker` away from the event loop.
+
+    `execute` is called with one plan at a time. After `WorkerFailed` the executor is dead:
+    every later call raises it again, until `restart()` has loaded a fresh worker.
+    """
+
+    async def start(self) -> WorkerInfo:
+        """Load the worker.
+
+        Raises:
+            CheckpointError, ConfigError: the worker's own named refusals, passed on as they are.
+            WorkerFailed: it died or passed `load_deadline_s`.
+        """
+        ...
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        """Compute one step.
+
+        Raises:
+            StepFailed: the step raised, and the worker lives on.
+            WorkerFailed: the worker died or passed `step_deadline_s`; its late result is dropped.
+        """
+        ...
+
+    async def memory(self) -> WorkerMemory: ...
+
+    async def restart(self) -> WorkerInfo: ...
+
+    async def close(self) -> None:
+        """Stop the worker and free its memory; no process or thread is left. Never raises."""
+        ...

@@ -1,0 +1,93 @@
+"""What a generation is inside the engine: token ids in, token ids out.
+
+`Request` is live state and is touched by the event loop alone. `SamplingParams` and
+`TokenOutput` are frozen values that cross boundaries.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+import msgspec
+
+
+class RequestStatus(Enum):
+    """Where a request stands. A preempted request is WAITING again."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. The gateway's dialects translate these."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen and when to end.
+
+    `temperature` 0 means greedy (lowest id wins a tie). `seed` makes the output a function of
+    the request alone; the engine draws one where it is None. `stop_token_ids` end the request
+    with `stop`, are reported and are counted like any other token.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step gave one request. `finish_reason` is set on the last one and only there.
+
+    `token_ids` may hold several ids (speculation) or none (abort, error).
+    `num_cached_tokens` is how much of the prompt came from the prefix cache at first admission.
+    `error` says what happened when `finish_reason` is `error`.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One generation. Owned by the scheduler; `block_table` by the cache manager.
+
+    Invariant: `num_computed_tokens <= num_computed_tokens + num_scheduled_tokens <= len(token_ids)`.
+    Progress is one number: `num_computed_tokens` chases `len(token_ids)`.
+    """
+
+    request_id: str
+    token_ids: array[int]
+    """Prompt and generated ids, signed 32-bit (`array("i")`)."""
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    namespace: bytes = b""
+    """Who may share KV with this request (model, adapter, tenant salt, numerics, KV dtype)."""
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    num_computed_tokens: int = 0
+    num_scheduled_tokens: int = 0
+    """Tokens of plans in flight: reserved by `schedule()`, confirmed by `update()`."""
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache at first admission; None before it."""
+    num_preemptions: int = 0
+    block_table: array[int] = field(default_factory=lambda: array("i"))
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens neither computed nor in flight."""
+        return len(self.token_ids) - self.num_computed_tokens - self.num_scheduled_tokens
