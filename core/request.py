@@ -67,7 +67,7 @@ class Request:
     """
 
     request_id: str
-    token_ids: array[int]
+    token_ids: "array[int]"
     """Prompt and generated ids, signed 32-bit (`array("i")`)."""
     num_prompt_tokens: int
     sampling: SamplingParams
@@ -81,7 +81,7 @@ class Request:
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache at first admission; None before it."""
     num_preemptions: int = 0
-    block_table: array[int] = field(default_factory=lambda: array("i"))
+    block_table: "array[int]" = field(default_factory=lambda: array("i"))
 
     @property
     def num_output_tokens(self) -> int:

@@ -146,7 +146,7 @@ class KVWorker:
         )
         return SampledTokens(request_id=item.request_id, token_ids=tuple(token_ids))
 
-    def _read(self, table: array[int], length: int) -> bytes:
+    def _read(self, table: "array[int]", length: int) -> bytes:
         """The first `length` slots of a request, joined."""
         width = self._block_size * SLOT_BYTES
         used = table[: -(-length // self._block_size)]
