@@ -13,6 +13,7 @@ from core.errors import (
     UnsupportedModel,
 )
 from core.request import FinishReason, SamplingParams, TokenOutput
+from core.weights import read_checkpoint_metadata
 
 __all__ = [
     "CheckpointError",
@@ -25,4 +26,5 @@ __all__ = [
     "SamplingParams",
     "TokenOutput",
     "UnsupportedModel",
+    "read_checkpoint_metadata",
 ]
