@@ -12,7 +12,7 @@ from core.weights.gguf_header import HeaderReader
 
 
 class GGUFCheckpoint:
-    """An open GGUF file. Made by `open_gguf`; holds the mapping and no descriptor.
+    """An open GGUF file. Made by `open_gguf`, ended by `close()`.
 
     The file must not shrink while it is open: touching a page that is gone ends the process.
     """
@@ -51,8 +51,9 @@ class GGUFCheckpoint:
     def close(self) -> None:
         """Let go of the file. Views that were handed out stay valid until they are dropped."""
         self._view.release()
-        with suppress(BufferError):  # the last view ends the mapping instead
+        with suppress(BufferError):  # somebody still looks: the last view ends the mapping instead
             self._mapping.close()
+        del self._mapping
 
     def _find(self, name: str) -> TensorInfo:
         tensor = self.tensors.get(name)

@@ -35,9 +35,8 @@ class Typed:
     value: "bool | int | float | list[int] | list[float] | list[bool]"
 
 
-Metadata = Mapping[
-    str, "bool | int | float | str | Typed | list[str] | list[int] | list[float] | list[object]"
-]
+Metadata = Mapping[str, object]
+"""Key -> bool, int, float, str, `Typed`, or a list of one of them (lists too)."""
 
 
 @dataclass(slots=True, frozen=True)
