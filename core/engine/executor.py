@@ -4,10 +4,12 @@
 synchronous thing inside: it owns tensors, computes one plan at a time and knows no asyncio.
 """
 
+import importlib
 from collections.abc import Callable
 from typing import Protocol
 
-from core.config import EngineConfig
+from core.config import EngineConfig, ExecutorKind
+from core.errors import WorkerFailed
 from core.execution.worker_info import WorkerInfo, WorkerMemory
 from core.scheduler.plan import StepPlan, StepResult
 
@@ -41,6 +43,11 @@ class Executor(Protocol):
     every later call raises it again, until `restart()` has loaded a fresh worker.
     """
 
+    @property
+    def failure(self) -> WorkerFailed | None:
+        """Why the worker is gone, as soon as that is noticed, between steps too; None while it lives."""
+        ...
+
     async def start(self) -> WorkerInfo:
         """Load the worker.
 
@@ -66,3 +73,22 @@ class Executor(Protocol):
     async def close(self) -> None:
         """Stop the worker and free its memory; no process or thread is left. Never raises."""
         ...
+
+
+class ExecutorFactory(Protocol):
+    """What each executor's file offers as `create`."""
+
+    def __call__(self, config: EngineConfig, *, worker: str, on_failure: Callable[[], None]) -> Executor:
+        """Make an executor; nothing starts yet.
+
+        Args:
+            worker: `module:function` of a `WorkerFactory`, imported where the worker runs.
+            on_failure: called on the event loop when `failure` is set.
+        """
+        ...
+
+
+def find_executor(kind: ExecutorKind) -> ExecutorFactory:
+    """The factory in the file of that name."""
+    create: ExecutorFactory = importlib.import_module(f"core.engine.{kind}").create
+    return create
