@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -85,6 +85,18 @@ ENGINE_FIELDS = frozenset(EngineConfig.__struct_fields__) - {"checkpoint"}
 assert not SERVER_FIELDS & ENGINE_FIELDS, "one flat name space serves flags and environment"
 
 
+FIELD_OF_FLAG = {
+    "alias": "aliases",
+    "threads": "num_threads",
+    "step_deadline": "step_deadline_s",
+    "load_deadline": "load_deadline_s",
+    "keep_alive": "keep_alive_s",
+    "send_timeout": "send_timeout_s",
+    "drain_timeout": "drain_timeout_s",
+}
+"""Flags whose name is shorter than their option's."""
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What one source (or several, merged) says, before a checkpoint is known. Values may still be text."""
 
@@ -106,6 +118,9 @@ def gather_options(
 ) -> Options:
     """Merge the three sources, the later one winning. Flags that are None count as not given.
 
+    Args:
+        flags: flag name with underscores -> what was given, mostly still text.
+
     Raises:
         ConfigError: the file cannot be read, is not TOML, or has a key that is no option.
     """
@@ -119,10 +134,11 @@ def gather_options(
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environment.get(variable):
             values[name], origins[name] = environment[variable], variable
-    for name, value in flags.items():
-        assert name in known, f"{name} is a flag but no option"
+    for flag, value in flags.items():
+        name = FIELD_OF_FLAG.get(flag, flag)
+        assert name in known, f"{flag} is a flag but no option"
         if value is not None:
-            values[name], origins[name] = value, f"--{name.replace('_', '-')}"
+            values[name], origins[name] = value, f"--{flag.replace('_', '-')}"
     return Options(values=values, origins=origins)
 
 
@@ -156,9 +172,18 @@ def _converted(options: Options, struct: type[msgspec.Struct], names: Iterable[s
         try:
             # Text from the environment is read leniently ("8000", "true"); a file's types count.
             result[name] = msgspec.convert(value, fields[name], strict=not isinstance(value, str))
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{options.origins[name]} is {value!r}: {error}") from None
+        except msgspec.ValidationError:
+            raise ConfigError(
+                f"{options.origins[name]} is {value!r}; it must be {_described(fields[name])}"
+            ) from None
     return result
+
+
+def _described(kind: Any) -> str:
+    """Say in words what an option's type accepts."""
+    if choices := get_args(kind):
+        return "a list of names" if ... in choices else "one of " + ", ".join(choices)
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
 
 
 def _read_file(file: Path) -> dict[str, object]:

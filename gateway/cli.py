@@ -1,0 +1,170 @@
+"""The `tidegate` command. Heavy modules are imported inside the commands, so that `--version` is quick."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeAlias
+
+import msgspec
+import typer
+
+from core import ConfigError, EngineError
+from gateway import __version__
+from gateway.config import ServerConfig, build_config, gather_options
+from gateway.model_store import DEFAULT_MODEL, ModelUnavailable, cache_folder, cached_model, pull
+
+app = typer.Typer(
+    name="tidegate",
+    help="A streaming inference gateway for long-running agents.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Text: TypeAlias = str | None
+Many: TypeAlias = list[str] | None
+Flag: TypeAlias = bool | None
+
+
+def _option(what: str, metavar: str = "N") -> Any:
+    """An option whose text `gateway.config` checks, so that flags, environment and file share one judge."""
+    return typer.Option(metavar=metavar, help=what, show_default=False)
+
+
+@app.command()
+def serve(
+    *,
+    model: Annotated[
+        Text, typer.Argument(help="Path of a .gguf file [default: SmolLM2-135M-Instruct]")
+    ] = None,
+    config: Annotated[Text, _option("TOML file with options; also TIDEGATE_CONFIG", "FILE")] = None,
+    host: Annotated[Text, _option("address to listen on [127.0.0.1]", "HOST")] = None,
+    port: Annotated[Text, _option("port to listen on; 0: any [8000]")] = None,
+    model_id: Annotated[Text, _option("name clients ask for [smollm2-135m, or the file's]", "NAME")] = None,
+    alias: Annotated[Many, _option("one more name for it; '*': any name (repeatable)", "NAME")] = None,
+    device: Annotated[Text, _option("auto, cpu or cuda [auto]", "DEVICE")] = None,
+    numerics: Annotated[Text, _option("stable, fast or reference [stable]", "KIND")] = None,
+    executor: Annotated[Text, _option("process or thread [process]", "KIND")] = None,
+    block_size: Annotated[Text, _option("tokens per KV block [16]")] = None,
+    num_blocks: Annotated[Text, _option("KV blocks [as many as kv-bytes holds]")] = None,
+    kv_bytes: Annotated[Text, _option("bytes for the KV pool [25 % of available memory]")] = None,
+    max_model_len: Annotated[Text, _option("longest context in tokens [the model's own]")] = None,
+    max_step_tokens: Annotated[Text, _option("tokens computed in one step [512]")] = None,
+    max_prefill_tokens: Annotated[Text, _option("tokens of one request in one step [256]")] = None,
+    max_running: Annotated[Text, _option("requests computed in one step [64]")] = None,
+    threads: Annotated[Text, _option("compute threads [decided from the cores]")] = None,
+    step_deadline: Annotated[Text, _option("a longer step counts as hung [120]", "SECONDS")] = None,
+    load_deadline: Annotated[Text, _option("longer loading counts as hung [600]", "SECONDS")] = None,
+    cache_dir: Annotated[Text, _option("where packed weights are kept", "FOLDER")] = None,
+    prefix_cache: Annotated[Flag, typer.Option(help="reuse KV of equal prefixes", show_default=False)] = None,
+    max_body_bytes: Annotated[Text, _option("largest request body [16777216]")] = None,
+    max_json_depth: Annotated[Text, _option("deepest nesting of a body [64]")] = None,
+    max_connections: Annotated[Text, _option("open connections [1024]")] = None,
+    max_queued: Annotated[Text, _option("waiting requests before 429 [256]")] = None,
+    keep_alive: Annotated[Text, _option("silence before an SSE comment [15]", "SECONDS")] = None,
+    send_timeout: Annotated[Text, _option("how long a client may not read [30]", "SECONDS")] = None,
+    send_buffer_bytes: Annotated[Text, _option("bytes waiting for one slow reader [65536]")] = None,
+    drain_timeout: Annotated[Text, _option("time to finish after SIGTERM [30]", "SECONDS")] = None,
+    log_level: Annotated[Text, _option("debug, info, warning or error [info]", "LEVEL")] = None,
+    log_format: Annotated[Text, _option("auto, console or json [auto]", "FORMAT")] = None,
+    access_log: Annotated[Flag, typer.Option(help="one log line per request", show_default=False)] = None,
+) -> None:
+    """Serve a model over HTTP. Options may also stand in TIDEGATE_NAME variables or in a TOML file."""
+    flags: dict[str, object] = dict(locals())
+    raise typer.Exit(_serve(_configured(flags)))
+
+
+@app.command("pull")
+def pull_command() -> None:
+    """Fetch the default model into the cache and print where it is."""
+    typer.echo(_pull_with_progress())
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
+    if version:
+        typer.echo(f"tidegate {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; what the user can mend ends in one line on stderr and exit code 1."""
+    try:
+        app()
+    except (EngineError, ModelUnavailable) as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _configured(flags: dict[str, object]) -> ServerConfig:
+    """Merge and check all options, then find the model: a wrong option fails before a long download."""
+    file = flags.pop("config") or os.environ.get("TIDEGATE_CONFIG")
+    assert file is None or isinstance(file, str)
+    options = gather_options(flags=flags, environment=os.environ, file=Path(file) if file else None)
+    is_default = options.model in ("", DEFAULT_MODEL.model_id)
+    model_id = DEFAULT_MODEL.model_id if is_default else Path(options.model).stem.lower()
+    config = build_config(options, checkpoint="", default_model_id=model_id)
+    checkpoint = _pull_with_progress() if is_default else options.model
+    engine = msgspec.structs.replace(
+        config.engine,
+        checkpoint=checkpoint,
+        cache_dir=config.engine.cache_dir or str(cache_folder() / "packed"),
+    )
+    return msgspec.structs.replace(config, engine=engine)
+
+
+def _serve(config: ServerConfig) -> int:
+    from gateway.lifespan import serve as serve_until_stopped
+
+    try:
+        return serve_until_stopped(config)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {config.port} on {config.host} is in use: stop the program that uses it, "
+                "or choose another with --port (0: any free one)"
+            ) from None
+        if error.errno in (errno.EACCES, errno.EADDRNOTAVAIL):
+            raise ConfigError(
+                f"cannot listen on {config.host}:{config.port} ({error.strerror}): "
+                "choose another --host or --port"
+            ) from None
+        raise
+
+
+def _pull_with_progress() -> str:
+    if path := cached_model(DEFAULT_MODEL):
+        return str(path)
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        tasks: dict[str, Any] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(f"{DEFAULT_MODEL.model_id}: {what}", total=total)
+                if progress.disable:  # a log gets one line per stage instead of a bar
+                    _say(f"{DEFAULT_MODEL.model_id}: {what} ({total / 1e6:.0f} MB)")
+            progress.update(tasks[what], completed=done)
+
+        return str(pull(DEFAULT_MODEL, report=report))
+
+
+def _say(message: str) -> None:
+    print(f"tidegate: {message}", file=sys.stderr, flush=True)  # noqa: T201  # the command's own voice
+
+
+def _fail(message: str) -> NoReturn:
+    _say(message)
+    raise SystemExit(1)
