@@ -113,7 +113,7 @@ class KVCacheManager:
         return True
 
     def try_grow(self, request: Request, num_tokens: int) -> bool:
-        """Make room for `num_tokens` after those computed or in flight, evicting if needed. All or nothing."""
+        """Make room for `num_tokens` more, evicting if needed. All or nothing."""
         end = request.num_computed_tokens + request.num_scheduled_tokens + num_tokens
         missing = -(-end // self.block_size) - len(request.block_table)
         if missing <= 0:

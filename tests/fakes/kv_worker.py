@@ -108,6 +108,10 @@ class KVWorker:
             samples[0] = failed
         return StepResult(step_id=plan.step_id, samples=tuple(samples))
 
+    def clear_slots(self) -> None:
+        """Forget all KV, as a restarted worker does."""
+        self._slots[:] = bytes(len(self._slots))
+
     def memory(self) -> WorkerMemory:
         return WorkerMemory(anonymous_bytes=len(self._slots))
 

@@ -1,0 +1,196 @@
+"""A scheduler, a fake worker and a record of all that came out: the engine loop without asyncio.
+
+Up to two plans are in flight. Every operation is followed by `check()`. `finish_up` runs to the end
+and compares each request with what it would have given alone.
+"""
+
+from array import array
+from collections import deque
+
+from core.cache.manager import KVCacheManager
+from core.config import EngineConfig
+from core.request import FinishReason, Request, SamplingParams, TokenOutput
+from core.scheduler.plan import StepPlan, StepResult
+from core.scheduler.scheduler import Scheduler
+from tests.fakes.kv_worker import KVWorker, generate_alone, load_worker
+
+VOCAB_SIZE = 7
+"""Small, so that stop tokens and equal continuations happen by themselves."""
+
+MAX_STEPS = 5000
+"""Nothing here needs as many: beyond it the scheduler is going in circles."""
+
+
+class Simulation:
+    """One scheduler under test, driven by hand."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_step_tokens: int = 16,
+        max_prefill_tokens: int = 8,
+        max_running: int = 4,
+        prefix_cache: bool = True,
+    ) -> None:
+        self.manager = KVCacheManager(num_blocks, block_size, prefix_cache=prefix_cache)
+        self.scheduler = Scheduler(
+            self.manager,
+            max_step_tokens=max_step_tokens,
+            max_prefill_tokens=max_prefill_tokens,
+            max_running=max_running,
+            max_model_len=1 << 20,
+        )
+        config = EngineConfig(checkpoint=f"fake:vocab={VOCAB_SIZE}", block_size=block_size, num_blocks=num_blocks)
+        self.worker: KVWorker = load_worker(config)
+        self.max_step_tokens = max_step_tokens
+        self.max_prefill_tokens = max_prefill_tokens
+        self.in_flight: deque[StepPlan] = deque()
+        self.requests: dict[str, Request] = {}
+        self.prompts: dict[str, list[int]] = {}
+        self.outputs: dict[str, list[TokenOutput]] = {}
+        self.finished_at: dict[str, int] = {}
+        """Output tokens that count, for requests ended by `finish`."""
+
+    def add(
+        self, prompt_ids: list[int], sampling: SamplingParams | None = None, *, namespace: bytes = b"a"
+    ) -> str:
+        """Queue a request; it must fit. Returns its id."""
+        request_id = f"r{len(self.requests)}"
+        request = Request(
+            request_id=request_id,
+            token_ids=array("i", prompt_ids),
+            num_prompt_tokens=len(prompt_ids),
+            sampling=sampling or greedy(4),
+            namespace=namespace,
+        )
+        self.requests[request_id] = request
+        self.prompts[request_id] = list(prompt_ids)
+        self.outputs[request_id] = []
+        self.scheduler.add(request)
+        self.scheduler.check()
+        return request_id
+
+    def schedule(self) -> StepPlan | None:
+        plan = self.scheduler.schedule()
+        self.scheduler.check()
+        if plan is not None:
+            self._check_plan(plan)
+            self.in_flight.append(plan)
+        return plan
+
+    def update(self, result: StepResult | None = None) -> list[TokenOutput]:
+        """Compute the oldest plan in flight and confirm it."""
+        plan = self.in_flight.popleft()
+        outputs = self.scheduler.update(plan, result or self.worker.execute(plan))
+        return self._record(outputs)
+
+    def fail(self) -> list[TokenOutput]:
+        """The oldest plan raises after it has scribbled over all slots it was to write."""
+        plan = self.in_flight.popleft()
+        garbled = [
+            type(item)(
+                request_id=item.request_id,
+                token_ids=tuple(VOCAB_SIZE - 1 - token_id for token_id in item.token_ids),
+                first_position=item.first_position,
+                block_table=item.block_table,
+            )
+            for item in plan.items
+        ]
+        self.worker.execute(StepPlan(step_id=plan.step_id, items=tuple(garbled)))
+        return self._record(self.scheduler.fail(plan, "the step raised"))
+
+    def fail_all(self) -> list[TokenOutput]:
+        """The worker dies; a fresh one has an empty KV pool."""
+        self.in_flight.clear()
+        outputs = self._record(self.scheduler.fail_all("the worker died"))
+        self.worker.clear_slots()
+        return outputs
+
+    def abort(self, request_id: str) -> None:
+        output = self.scheduler.abort(request_id)
+        self._record([] if output is None else [output])
+
+    def finish(self, request_id: str, num_tokens: int) -> None:
+        output = self.scheduler.finish(request_id, num_tokens)
+        if output is not None:
+            self.finished_at[request_id] = num_tokens
+        self._record([] if output is None else [output])
+
+    def step(self) -> list[TokenOutput]:
+        """Schedule and update, with nothing else in flight."""
+        assert not self.in_flight
+        return self.update() if self.schedule() else []
+
+    def run(self) -> None:
+        """Step until every request has ended."""
+        for _ in range(MAX_STEPS):
+            if not self.in_flight and self.schedule() is None:
+                return
+            self.update()
+        raise AssertionError(f"{self.scheduler.num_unfinished} requests are not served in {MAX_STEPS} steps")
+
+    def finish_up(self) -> None:
+        """Run to the end; nothing may be lost, and nobody may have got a wrong token."""
+        self.run()
+        assert self.scheduler.num_unfinished == 0
+        assert self.manager.num_held_blocks == 0, "a block is lost"
+        for request_id in self.requests:
+            self.check_outputs(request_id)
+
+    def output_ids(self, request_id: str) -> list[int]:
+        return [token_id for output in self.outputs[request_id] for token_id in output.token_ids]
+
+    def reason(self, request_id: str) -> FinishReason | None:
+        """How a request ended; None if it has not. Never two endings, and nothing after one."""
+        reasons = [output.finish_reason for output in self.outputs[request_id]]
+        assert all(reason is None for reason in reasons[:-1]), f"{request_id} went on after its end: {reasons}"
+        return reasons[-1] if reasons else None
+
+    def check_outputs(self, request_id: str) -> None:
+        """An ended request has one ending, and the tokens it would have had alone."""
+        reason = self.reason(request_id)
+        assert reason is not None, f"{request_id} never ended"
+        output_ids = self.output_ids(request_id)
+        sampling = self.requests[request_id].sampling
+        alone = generate_alone(self.prompts[request_id], sampling, vocab_size=VOCAB_SIZE)
+        if reason in (FinishReason.ABORT, FinishReason.ERROR):
+            assert output_ids == alone[: len(output_ids)]
+        elif request_id in self.finished_at:
+            num_tokens = self.finished_at[request_id]
+            assert output_ids[:num_tokens] == alone[:num_tokens]
+        else:
+            stopped = alone[-1] in sampling.stop_token_ids
+            assert reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+            assert output_ids == alone
+
+    def _record(self, outputs: list[TokenOutput]) -> list[TokenOutput]:
+        for output in outputs:
+            self.outputs[output.request_id].append(output)
+        self.scheduler.check()
+        return outputs
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        assert 0 < plan.num_tokens <= self.max_step_tokens
+        assert len({item.request_id for item in plan.items}) == len(plan.items)
+        for item in plan.items:
+            assert 0 < len(item.token_ids) <= self.max_prefill_tokens
+            assert (item.sampling is not None) == (item.num_samples > 0)
+        self._check_writes(plan)
+
+    def _check_writes(self, plan: StepPlan) -> None:
+        """No block that a plan writes is named by anybody else's item, in this plan or one in flight."""
+        size = self.manager.block_size
+        items = [item for other in (*self.in_flight, plan) for item in other.items]
+        for item in items:
+            first_block = item.first_position // size
+            last_block = (item.first_position + len(item.token_ids) - 1) // size
+            written = set(array("i", item.block_table)[first_block : last_block + 1])
+            for other in items:
+                if other.request_id != item.request_id:
+                    assert written.isdisjoint(array("i", other.block_table)), "a block in flight was reused"
+
+
+def greedy(max_tokens: int, *, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, seed=0, stop_token_ids=stop_token_ids)
