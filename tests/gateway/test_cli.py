@@ -1,0 +1,102 @@
+"""The command line as a user meets it: in a process of its own, one line per mistake."""
+
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gateway.cli import serve
+from gateway.config import ENGINE_FIELDS, FIELD_OF_FLAG, SERVER_FIELDS
+
+
+def tidegate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "gateway", *arguments],
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_every_option_has_a_flag_and_every_flag_an_option():
+    flags = set(inspect.signature(serve).parameters) - {"model", "config"}
+    assert {FIELD_OF_FLAG.get(flag, flag) for flag in flags} == SERVER_FIELDS | ENGINE_FIELDS
+
+
+def test_the_version_is_printed_without_loading_anything_heavy():
+    code = (
+        "import sys; from gateway.cli import main; sys.argv = ['tidegate', '--version']\n"
+        "try: main()\n"
+        "except SystemExit as end: code = end.code\n"
+        "heavy = {'torch', 'aiohttp', 'tokenizers', 'numpy', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(f'{code} {heavy}' if code or heavy else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("tidegate ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["serve", "--port", "abc"], "tidegate: --port is 'abc'; it must be a whole number"),
+        (["serve", "--port", "70000"], "tidegate: port is 70000; it must be between 0 and 65535"),
+        (["serve", "--device", "tpu"], "tidegate: --device is 'tpu'; it must be one of auto, cpu, cuda"),
+        (["serve", "--block-size", "0"], "tidegate: block_size is 0; it must be between 1 and 256"),
+        (
+            ["serve", "--config", "/nowhere.toml"],
+            "tidegate: /nowhere.toml: cannot be read: No such file or directory",
+        ),
+    ],
+)
+def test_a_wrong_option_ends_in_one_line_and_a_code(arguments, line):
+    result = tidegate(*arguments)
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", line + "\n")
+
+
+def test_an_unknown_option_is_named_without_a_traceback():
+    result = tidegate("serve", "--prot", "1")
+    assert result.returncode == 2
+    assert "No such option: --prot" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_wrong_variable_is_named():
+    result = tidegate("serve", TIDEGATE_MAX_RUNNING="many")
+    assert (result.returncode, result.stderr) == (
+        1,
+        "tidegate: TIDEGATE_MAX_RUNNING is 'many'; it must be a whole number\n",
+    )
+
+
+def test_a_model_that_cannot_be_fetched_ends_in_one_line(tmp_path):
+    result = tidegate(
+        "pull", TIDEGATE_CACHE=str(tmp_path), PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS=""
+    )
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert (
+        "could not be downloaded (pip said: No matching distribution found" in result.stderr.splitlines()[-1]
+    )
+
+
+@pytest.mark.parametrize("kind", ["missing", "truncated", "not a model", "a directory"])
+def test_a_model_file_that_is_no_use_ends_in_one_line(tmp_path, kind):
+    path = tmp_path / "model.gguf"
+    match kind:
+        case "truncated":
+            path.write_bytes(b"GGUF\3\0\0\0\1")
+        case "not a model":
+            path.write_bytes(b"PK\3\4 and so on")
+        case "a directory":
+            path.mkdir()
+    result = tidegate("serve", str(path), "--port", "0")
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert str(path) in last

@@ -1,0 +1,207 @@
+"""Options: three sources in order, each field checked, each refusal naming where and why."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from core import ConfigError, EngineConfig
+from gateway.config import (
+    ENGINE_FIELDS,
+    ENVIRONMENT_PREFIX,
+    FIELD_OF_FLAG,
+    SERVER_FIELDS,
+    ServerConfig,
+    build_config,
+    gather_options,
+)
+
+ANOTHER_VALUE: dict[str, tuple[str, object]] = {
+    "host": ("0.0.0.0", "0.0.0.0"),
+    "port": ("0", 0),
+    "model_id": ("other", "other"),
+    "aliases": ("gpt-4o, *", ("gpt-4o", "*")),
+    "max_body_bytes": ("4096", 4096),
+    "max_json_depth": ("8", 8),
+    "max_connections": ("7", 7),
+    "max_queued": ("0", 0),
+    "keep_alive_s": ("0.5", 0.5),
+    "send_timeout_s": ("1", 1.0),
+    "send_buffer_bytes": ("2048", 2048),
+    "drain_timeout_s": ("0", 0.0),
+    "log_level": ("debug", "debug"),
+    "log_format": ("json", "json"),
+    "access_log": ("false", False),
+    "device": ("cpu", "cpu"),
+    "numerics": ("reference", "reference"),
+    "executor": ("thread", "thread"),
+    "block_size": ("64", 64),
+    "num_blocks": ("9", 9),
+    "kv_bytes": ("1048576", 1 << 20),
+    "max_model_len": ("2048", 2048),
+    "max_step_tokens": ("128", 128),
+    "max_prefill_tokens": ("32", 32),
+    "max_running": ("4", 4),
+    "num_threads": ("1", 1),
+    "step_deadline_s": ("2.5", 2.5),
+    "load_deadline_s": ("30", 30.0),
+    "cache_dir": ("/var/cache/x", "/var/cache/x"),
+    "prefix_cache": ("0", False),
+}
+"""Every option, as text from outside and as the value it must become."""
+
+
+def configured(**sources) -> ServerConfig:
+    options = gather_options(
+        flags=sources.get("flags", {}), environment=sources.get("environment", {}), file=sources.get("file")
+    )
+    return build_config(options, checkpoint="model.gguf")
+
+
+def value_of(config: ServerConfig, name: str) -> object:
+    return getattr(config if name in SERVER_FIELDS else config.engine, name)
+
+
+def test_this_table_knows_every_option():
+    assert set(ANOTHER_VALUE) == SERVER_FIELDS | ENGINE_FIELDS
+
+
+@pytest.mark.parametrize("name", sorted(ANOTHER_VALUE))
+def test_every_option_can_be_set_by_environment_and_by_flag(name):
+    text, value = ANOTHER_VALUE[name]
+    assert value_of(configured(), name) != value
+    flag = next((flag for flag, field in FIELD_OF_FLAG.items() if field == name), name)
+    assert value_of(configured(environment={ENVIRONMENT_PREFIX + name.upper(): text}), name) == value
+    assert value_of(configured(flags={flag: text}), name) == value
+
+
+@pytest.mark.parametrize("name", sorted(ANOTHER_VALUE))
+def test_every_option_can_be_set_by_file(tmp_path, name):
+    _, value = ANOTHER_VALUE[name]
+    written = (
+        str(value).lower()
+        if isinstance(value, bool)
+        else repr(list(value) if isinstance(value, tuple) else value)
+    )
+    section = "[engine]\n" if name in ENGINE_FIELDS else ""
+    (tmp_path / "tidegate.toml").write_text(f"{section}{name} = {written}\n")
+    assert value_of(configured(file=tmp_path / "tidegate.toml"), name) == value
+
+
+def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path):
+    file = tmp_path / "tidegate.toml"
+    file.write_text('port = 1\nhost = "1.1.1.1"\nmodel_id = "file"\n[engine]\nblock_size = 1\n')
+    config = configured(
+        file=file,
+        environment={"TIDEGATE_PORT": "2", "TIDEGATE_HOST": "2.2.2.2", "TIDEGATE_BLOCK_SIZE": "2"},
+        flags={"port": "3", "host": None, "block_size": None},
+    )
+    assert (config.port, config.host, config.model_id, config.engine.block_size) == (3, "2.2.2.2", "file", 2)
+
+
+def test_the_checkpoint_and_the_models_own_name_come_from_the_caller():
+    options = gather_options(flags={"model": "/m/Tiny.gguf"}, environment={})
+    config = build_config(options, checkpoint="/m/Tiny.gguf", default_model_id="tiny")
+    assert (config.model, config.engine.checkpoint, config.model_id) == (
+        "/m/Tiny.gguf",
+        "/m/Tiny.gguf",
+        "tiny",
+    )
+    assert configured().model_id == "smollm2-135m"
+
+
+OUT_OF_BOUNDS = [
+    ("port", "-1"), ("port", "65536"), ("max_body_bytes", "0"), ("max_json_depth", "3"),
+    ("max_json_depth", "513"), ("max_connections", "0"), ("max_queued", "-1"), ("keep_alive_s", "0"),
+    ("keep_alive_s", "nan"), ("send_timeout_s", "0"), ("send_buffer_bytes", "10"), ("drain_timeout_s", "-1"),
+    ("drain_timeout_s", "inf"), ("block_size", "0"), ("block_size", "257"), ("max_step_tokens", "0"),
+    ("max_running", "0"), ("num_threads", "-2"), ("step_deadline_s", "0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), OUT_OF_BOUNDS)
+def test_a_value_out_of_bounds_is_refused_with_option_value_and_bound(name, text):
+    with pytest.raises(ConfigError, match=rf"^{name} is {text}.*; it must be between \S+ and \S+$"):
+        configured(flags={name: text})
+
+
+WRONG_TYPES = [
+    ("port", "abc", "--port is 'abc'; it must be a whole number"),
+    ("port", "1.5", "--port is '1.5'; it must be a whole number"),
+    ("keep_alive", "soon", "--keep-alive is 'soon'; it must be a number"),
+    ("access_log", "maybe", "--access-log is 'maybe'; it must be true or false"),
+    ("device", "tpu", "--device is 'tpu'; it must be one of auto, cpu, cuda"),
+    ("log_level", "loud", "--log-level is 'loud'; it must be one of debug, info, warning, error"),
+]
+
+
+@pytest.mark.parametrize(("flag", "text", "message"), WRONG_TYPES)
+def test_a_value_of_the_wrong_type_is_refused_in_plain_words(flag, text, message):
+    with pytest.raises(ConfigError) as caught:
+        configured(flags={flag: text})
+    assert str(caught.value) == message
+
+
+def test_a_refusal_names_the_source_the_value_came_from(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"^TIDEGATE_PORT is 'tcp://10\.0\.0\.1'; it must be a whole number$"
+    ):
+        configured(environment={"TIDEGATE_PORT": "tcp://10.0.0.1"})
+    file = tmp_path / "tidegate.toml"
+    file.write_text("port = true\n")
+    with pytest.raises(ConfigError, match=r"^port in .*tidegate\.toml is True; it must be a whole number$"):
+        configured(file=file)
+    file.write_text("model = 3\n")
+    with pytest.raises(ConfigError, match=r"^model in .*tidegate\.toml is 3; it must be a path"):
+        configured(file=file)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot = 1", "prot is no option at the top; there are: access_log,"),
+        ("block_size = 1", "block_size is no option at the top"),
+        ("[engine]\nport = 1", r"port is no option \[engine\]; there are: block_size,"),
+        ("[engine]\ncheckpoint = 'x'", r"checkpoint is no option \[engine\]"),
+        ("engine = 3", "engine is 3; it must be a table"),
+        ("port = ", "is not a TOML file"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_by_name(tmp_path, text, message):
+    file = tmp_path / "tidegate.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        configured(file=file)
+    assert str(file) in str(caught.value)
+
+
+def test_a_file_that_is_missing_or_binary_is_refused_in_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        configured(file=tmp_path / "nope.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not a TOML file"):
+        configured(file=tmp_path / "binary.toml")
+
+
+@pytest.mark.parametrize("name", ["host", "model_id", "aliases"])
+def test_a_name_is_short_and_printable(name):
+    for bad in ("a\nb", "x" * 257):
+        with pytest.raises(ConfigError, match="it must be 1 to 256 printable characters"):
+            configured(flags={name: bad})
+    with pytest.raises(ConfigError, match="it must be 1 to 256 printable characters"):
+        configured(flags={name: ["a", ""] if name == "aliases" else ""})
+
+
+def test_a_configuration_cannot_be_changed_afterwards():
+    config = configured()
+    with pytest.raises(AttributeError):
+        config.port = 1  # type: ignore[misc]  # that is the point
+    assert msgspec.structs.replace(config, port=1).port == 1
+
+
+def test_the_defaults_pass_their_own_checks():
+    config = ServerConfig(engine=EngineConfig(checkpoint="x"))
+    assert config.validated() is config
+    assert math.isfinite(config.keep_alive_s)
+    assert Path(config.engine.checkpoint).name == "x"
