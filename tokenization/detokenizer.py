@@ -1,0 +1,84 @@
+"""Token ids -> text, as they come. Never half a character."""
+
+import codecs
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from tokenization.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Owned by one generation. The pieces joined equal `tokenizer.decode` of all the ids.
+
+    Invariant: `_held` is an incomplete but so far valid UTF-8 sequence of at most 3 bytes.
+    Work per token does not grow with the number of tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._held = b""
+        self._num_chars = 0
+        self._first_chars = array("L")  # per token: index of the character its first byte belongs to
+        self._finished = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._first_chars)
+
+    @property
+    def num_chars(self) -> int:
+        """Characters returned so far."""
+        return self._num_chars
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Add tokens; returns the characters they complete. Control tokens add nothing.
+
+        Raises:
+            UnknownTokenId: an id is outside the vocabulary; the tokens before it were added.
+        """
+        assert not self._finished, "push after finish"
+        pieces: list[str] = []
+        special = self._tokenizer.special_token_ids
+        for token_id in ids:
+            piece = b"" if token_id in special else self._tokenizer.token_bytes(token_id)
+            self._first_chars.append(self._num_chars + self._starts_after_held(piece))
+            text, consumed = codecs.utf_8_decode(self._held + piece, "replace", False)
+            self._held = (self._held + piece)[consumed:]
+            self._num_chars += len(text)
+            pieces.append(text)
+        return "".join(pieces)
+
+    def finish(self) -> str:
+        """End the output: a character cut off in the middle becomes one U+FFFD."""
+        assert not self._finished, "finish twice"
+        self._finished = True
+        text = self._held.decode(errors="replace")
+        self._held = b""
+        self._num_chars += len(text)
+        return text
+
+    def num_tokens_before(self, offset: int) -> int:
+        """How many tokens lie wholly or partly before character `offset` of the text.
+
+        A token without text counts as standing where it was generated.
+        """
+        return bisect_left(self._first_chars, offset)
+
+    def check(self) -> None:
+        """Assert the invariant. Tests call this after every operation."""
+        assert len(self._held) <= 3
+        assert not self._finished or not self._held
+        assert self._held.decode(errors="replace") in ("", "\ufffd")
+        assert list(self._first_chars) == sorted(self._first_chars)
+        assert not self._first_chars or self._first_chars[-1] <= self._num_chars
+
+    def _starts_after_held(self, piece: bytes) -> bool:
+        """Whether `piece` breaks the held sequence off, so that it begins the next character."""
+        if not self._held or not piece:
+            return False
+        try:
+            codecs.utf_8_decode(self._held + piece[:1], "strict", False)
+        except UnicodeDecodeError:
+            return True
+        return False

@@ -1,0 +1,148 @@
+"""Text -> token ids and back: the contract, and the one assembly every tokeniser is made with."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from tokenization.added_tokens import AddedToken, AddedTokens
+from tokenization.errors import BadText
+from tokenization.prompt import RenderedPrompt
+from tokenization.vocabulary import Vocabulary
+
+
+class Tokenizer(Protocol):
+    """One vocabulary. Immutable: every method may be called from any thread.
+
+    Long texts are encoded with the GIL released, so call `encode` from a worker thread.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The one the checkpoint itself names; templates write it."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every id that ends the model's turn."""
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Control tokens: never decoded to text, never made from user text."""
+
+    @property
+    def added_tokens(self) -> tuple[AddedToken, ...]:
+        """Literals that are one token; the special ones among them are the control tokens."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of everything that decides what `encode` and `decode` return."""
+
+    def encode(self, text: str, *, parse_special: bool = False, add_bos: bool | None = None) -> list[int]:
+        """Encode plain text.
+
+        Args:
+            parse_special: let control tokens in `text` count. Never for text a user wrote.
+            add_bos: whether to begin with the BOS token; None does as the checkpoint says.
+
+        Raises:
+            BadText: `text` holds a lone surrogate.
+        """
+
+    def encode_rendered(self, prompt: RenderedPrompt) -> list[int]:
+        """Encode a chat prompt: the template's control tokens count, the user's are plain text.
+
+        There is exactly one BOS where the checkpoint wants one: the template's or ours.
+        """
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Bytes that are not UTF-8 become U+FFFD."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to the output; control tokens give their literal."""
+
+
+class SegmentedTokenizer:
+    """A `Tokenizer` made of added tokens, a vocabulary and a function that encodes plain segments."""
+
+    def __init__(
+        self,
+        encode_segments: Callable[[Sequence[str]], Iterable[list[int]]],
+        *,
+        added_tokens: AddedTokens,
+        vocabulary: Vocabulary,
+        bos_token_id: int | None,
+        eos_token_id: int | None,
+        eos_token_ids: frozenset[int],
+        adds_bos: bool,
+        fingerprint: str,
+    ) -> None:
+        assert not adds_bos or bos_token_id is not None
+        self._encode_segments = encode_segments
+        self._added = added_tokens
+        self._vocabulary = vocabulary
+        self._adds_bos = adds_bos
+        self.bos_token_id = bos_token_id
+        self.eos_token_id = eos_token_id
+        self.eos_token_ids = eos_token_ids
+        self.special_token_ids = frozenset(t.token_id for t in added_tokens.tokens if t.special)
+        self.fingerprint = fingerprint
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocabulary.size
+
+    @property
+    def added_tokens(self) -> tuple[AddedToken, ...]:
+        return self._added.tokens
+
+    def encode(self, text: str, *, parse_special: bool = False, add_bos: bool | None = None) -> list[int]:
+        refuse_surrogates(text, "text")
+        ids = self._encode_pieces(self._added.split(text, parse_special=parse_special))
+        if self._adds_bos if add_bos is None else add_bos:
+            ids = self._begin_with_bos(ids)
+        return ids
+
+    def encode_rendered(self, prompt: RenderedPrompt) -> list[int]:
+        pieces = self._added.split(prompt.marked_text, parse_special=True)
+        ids = self._encode_pieces([prompt.unmark(p) if isinstance(p, str) else p for p in pieces])
+        return self._begin_with_bos(ids) if self._adds_bos else ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        hidden = self.special_token_ids if skip_special else frozenset()
+        raw = b"".join(self.token_bytes(token_id) for token_id in ids if token_id not in hidden)
+        return raw.decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._vocabulary.token_bytes(token_id)
+
+    def _encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
+        encoded = iter(self._encode_segments([piece for piece in pieces if isinstance(piece, str)]))
+        ids: list[int] = []
+        for piece in pieces:
+            if isinstance(piece, str):
+                ids.extend(next(encoded))
+            else:
+                ids.append(piece)
+        return ids
+
+    def _begin_with_bos(self, ids: list[int]) -> list[int]:
+        if self.bos_token_id is None or ids[:1] == [self.bos_token_id]:
+            return ids
+        return [self.bos_token_id, *ids]
+
+
+def refuse_surrogates(text: str, path: str) -> None:
+    """Half of a surrogate pair is not text: it has no UTF-8.
+
+    Raises:
+        BadText: naming `path` and the place.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code_point = f"U+{ord(text[error.start]):04X}"
+        raise BadText(path, f"lone surrogate {code_point} at character {error.start}") from None
