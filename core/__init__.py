@@ -4,6 +4,9 @@ Importing this package never imports torch: only the worker does, where it runs.
 """
 
 from core.config import EngineConfig
+from core.engine.client import TokenStream
+from core.engine.engine import Engine
+from core.engine.stats import EngineHealth
 from core.errors import (
     CheckpointError,
     ConfigError,
@@ -12,19 +15,24 @@ from core.errors import (
     RequestTooLong,
     UnsupportedModel,
 )
+from core.execution.worker_info import WorkerInfo
 from core.request import FinishReason, SamplingParams, TokenOutput
-from core.weights import read_checkpoint_metadata
+from core.weights.gguf import read_checkpoint_metadata
 
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "Engine",
     "EngineConfig",
     "EngineDraining",
     "EngineError",
+    "EngineHealth",
     "FinishReason",
     "RequestTooLong",
     "SamplingParams",
     "TokenOutput",
+    "TokenStream",
     "UnsupportedModel",
+    "WorkerInfo",
     "read_checkpoint_metadata",
 ]

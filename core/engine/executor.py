@@ -8,6 +8,8 @@ import importlib
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from core.config import EngineConfig, ExecutorKind
 from core.errors import WorkerFailed
 from core.execution.worker_info import WorkerInfo, WorkerMemory
@@ -68,7 +70,13 @@ class Executor(Protocol):
 
     async def memory(self) -> WorkerMemory: ...
 
-    async def restart(self) -> WorkerInfo: ...
+    async def restart(self) -> WorkerInfo:
+        """Load a fresh worker, of the first one's size: the scheduler's books stay right.
+
+        Raises:
+            CheckpointError, ConfigError, WorkerFailed: as `start()`.
+        """
+        ...
 
     async def close(self) -> None:
         """Stop the worker and free its memory; no process or thread is left. Never raises."""
@@ -92,3 +100,8 @@ def find_executor(kind: ExecutorKind) -> ExecutorFactory:
     """The factory in the file of that name."""
     create: ExecutorFactory = importlib.import_module(f"core.engine.{kind}").create
     return create
+
+
+def same_size(config: EngineConfig, info: WorkerInfo) -> EngineConfig:
+    """The config under which a restarted worker has as many blocks as the first, whatever memory is free."""
+    return msgspec.structs.replace(config, num_blocks=info.num_blocks, max_model_len=info.max_model_len)

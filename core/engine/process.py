@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from core.config import EngineConfig
 from core.engine.child import Child
+from core.engine.executor import same_size
 from core.engine.frames import (
     Answer,
     Execute,
@@ -65,6 +66,7 @@ class ProcessExecutor:
             await self._kill("the worker refused to load")
             raise refusal_of(answer)
         assert isinstance(answer, Loaded)
+        self._config = same_size(self._config, answer.info)
         return answer.info
 
     async def execute(self, plan: StepPlan) -> StepResult:

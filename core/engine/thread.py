@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from core.config import EngineConfig
+from core.engine.executor import same_size
 from core.engine.worker_host import WorkerHost
 from core.errors import CheckpointError, ConfigError, StepFailed, WorkerFailed
 from core.execution.worker_info import WorkerInfo, WorkerMemory
@@ -41,7 +42,7 @@ class ThreadExecutor:
         assert self._thread is None, "started twice"
         self._thread = _WorkerThread()
         try:
-            return await self._ask(
+            info = await self._ask(
                 lambda host: host.load(self._config, self._worker),
                 deadline_s=self._config.load_deadline_s,
                 what="loading the worker",
@@ -49,6 +50,8 @@ class ThreadExecutor:
         except BaseException:
             self._thread.stop("loading was given up")
             raise
+        self._config = same_size(self._config, info)
+        return info
 
     async def execute(self, plan: StepPlan) -> StepResult:
         return await self._ask(

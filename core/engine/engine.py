@@ -1,0 +1,350 @@
+"""The engine: the loop that plans a step, has it computed elsewhere, and hands out what came of it."""
+
+import asyncio
+import itertools
+import secrets
+import struct
+from array import array
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from time import monotonic
+
+import msgspec
+import structlog
+
+from core.cache.manager import KVCacheManager
+from core.config import EngineConfig
+from core.engine.client import TokenStream
+from core.engine.executor import DEFAULT_WORKER, Executor, find_executor
+from core.engine.stats import EngineHealth, EngineStats, StepLog, StepStats, count_tokens
+from core.errors import EngineDraining, EngineError, StepFailed, WorkerFailed
+from core.execution.worker_info import WorkerInfo, WorkerMemory
+from core.request import FinishReason, Request, RequestStatus, SamplingParams, TokenOutput
+from core.scheduler.plan import StepPlan, StepResult
+from core.scheduler.scheduler import Scheduler
+
+MAX_RESTARTS = 1
+"""A worker that fails again after that is not revived: something here needs a person."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Live:
+    """An unfinished request and its reader. `request` is replaced when a restart queues it anew."""
+
+    request: Request
+    stream: TokenStream
+
+
+class Engine:
+    """Token ids in, token ids out. Owns scheduler, executor and all live requests.
+
+    Touched by the event loop alone. Made by `Engine.open`, whose scope it lives in.
+
+    Invariants: every submitted request is in `_live` until its stream was given a last output or
+    has left; the scheduler's unfinished requests are exactly those of `_live`.
+    """
+
+    def __init__(
+        self, config: EngineConfig, executor: Executor, *, info: WorkerInfo, wake: asyncio.Event
+    ) -> None:
+        self.config = config
+        self.info = info
+        self._executor = executor
+        self._scheduler = Scheduler(
+            KVCacheManager(info.num_blocks, info.block_size, prefix_cache=config.prefix_cache),
+            max_step_tokens=config.max_step_tokens,
+            max_prefill_tokens=config.max_prefill_tokens,
+            max_running=config.max_running,
+            max_model_len=info.max_model_len,
+        )
+        self._wake = wake
+        """Set by whatever may give the loop something to do."""
+        self._live: dict[str, _Live] = {}
+        self._nobody_lives = asyncio.Event()
+        self._nobody_lives.set()
+        self._request_numbers = itertools.count(1)
+        self._log = StepLog()
+        self._refusal: str | None = None
+        """Why new requests are refused; None while they are taken."""
+        self._trouble: str | None = None
+        """Why the worker cannot work now; None while it can."""
+        self._num_restarts = 0
+        self._step_began_at: float | None = None
+        self._step_ended_at: float | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: EngineConfig, *, worker: str = DEFAULT_WORKER) -> AsyncIterator["Engine"]:
+        """Load the worker and run the loop until the scope is left; open streams then end with an error.
+
+        Args:
+            worker: `module:function` of a `WorkerFactory`.
+
+        Raises:
+            ConfigError, CheckpointError: the options or the model file cannot be used.
+            WorkerFailed: loading crashed or passed its deadline.
+        """
+        config = config.validated()
+        wake = asyncio.Event()
+        executor = find_executor(config.executor)(config, worker=worker, on_failure=wake.set)
+        raised: BaseException | None = None
+        try:
+            info = await executor.start()
+            engine = cls(config, executor, info=info, wake=wake)
+            async with asyncio.TaskGroup() as tasks:
+                loop = tasks.create_task(engine._run(), name="engine")
+                try:
+                    yield engine
+                except BaseException as error:
+                    raised = error  # raised below, outside the group, which would wrap it
+                loop.cancel()
+        finally:
+            await executor.close()
+        if raised is not None:
+            raise raised
+
+    def generate(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        namespace: bytes = b"",
+    ) -> TokenStream:
+        """Describe a generation; entering the returned scope submits it.
+
+        Args:
+            request_id: the caller's name for it, given back in each output; need not be unique.
+            token_ids: the prompt, at least one id, each within the vocabulary.
+            namespace: who may share KV with it, for example a tenant's salt.
+
+        Raises:
+            RequestTooLong, EngineDraining: on entering the scope; nothing was queued.
+        """
+        return TokenStream(self, request_id, token_ids=token_ids, sampling=sampling, namespace=namespace)
+
+    def submit(self, stream: TokenStream) -> None:
+        """Queue a stream's request under an id of our own. Called by the stream."""
+        if self._refusal is not None:
+            raise EngineDraining(self._refusal)
+        sampling = stream.sampling
+        self._scheduler.check_admissible(len(stream.token_ids), sampling.max_tokens)
+        token_ids = array("i", stream.token_ids)
+        assert token_ids, "a request needs a prompt"
+        assert 0 <= min(token_ids) <= max(token_ids) < self.info.vocab_size, "not ids of this vocabulary"
+        assert all(0 <= token_id < 1 << 31 for token_id in sampling.stop_token_ids)
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed & ((1 << 63) - 1)
+        request = Request(
+            request_id=f"r{next(self._request_numbers)}",
+            token_ids=token_ids,
+            num_prompt_tokens=len(token_ids),
+            sampling=msgspec.structs.replace(sampling, seed=seed),
+            namespace=cache_namespace(self.info.namespace, stream.namespace),
+        )
+        self._scheduler.add(request)
+        self._live[request.request_id] = _Live(request, stream)
+        stream.engine_id = request.request_id
+        self._nobody_lives.clear()
+        self._log.num_requests += 1
+        self._wake.set()
+
+    def abort(self, stream: TokenStream) -> None:
+        """Drop a request, in a step or out of it; nothing happens if it has ended. Called by the stream."""
+        if self._forget(stream.engine_id, FinishReason.ABORT):
+            self._scheduler.abort(stream.engine_id)
+
+    def finish(self, stream: TokenStream, num_tokens: int) -> None:
+        """End a request with `stop` after `num_tokens` generated tokens. Called by the stream."""
+        if self._forget(stream.engine_id, FinishReason.STOP):
+            self._scheduler.finish(stream.engine_id, num_tokens)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Refuse new requests, let running ones go on, and end with an error what is left at the deadline."""
+        self._refuse("the engine is shutting down")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._nobody_lives.wait(), deadline_s)
+        self._end_all("the engine shut down before this request had ended")
+
+    async def memory(self) -> WorkerMemory:
+        """The worker's memory, read between two steps; zeros while there is no worker."""
+        try:
+            return await self._executor.memory()
+        except WorkerFailed:
+            return WorkerMemory()
+
+    def health(self) -> EngineHealth:
+        now = monotonic()
+        reason = self._trouble or (None if self._executor.failure is None else str(self._executor.failure))
+        if self._step_began_at is not None and now - self._step_began_at > self.config.step_deadline_s:
+            reason = reason or f"a step has been running for {now - self._step_began_at:.1f} s"
+        stats = self._scheduler.stats()
+        return EngineHealth(
+            alive=reason is None,
+            reason=reason,
+            accepting=self._refusal is None,
+            last_step_age_s=None if self._step_ended_at is None else now - self._step_ended_at,
+            num_waiting=stats.num_waiting,
+            num_running=stats.num_running,
+            num_restarts=self._num_restarts,
+        )
+
+    def stats(self) -> EngineStats:
+        return self._log.snapshot(self._scheduler.stats(), num_restarts=self._num_restarts)
+
+    def steps_after(self, step_id: int) -> tuple[StepStats, ...]:
+        """The remembered steps with a higher id, oldest first: what a metrics page has not seen yet."""
+        return self._log.after(step_id)
+
+    async def _run(self) -> None:
+        """The loop. Its end, for whatever reason, ends every stream."""
+        try:
+            while self._executor.failure is None or await self._revive(self._executor.failure):
+                began_at = monotonic()
+                plan = self._scheduler.schedule()
+                if plan is not None:
+                    await self._step(plan, schedule_s=monotonic() - began_at)
+                else:
+                    self._wake.clear()
+                    await self._wake.wait()
+            log.error("worker_given_up", error=self._trouble, num_restarts=self._num_restarts)
+        finally:
+            self._trouble = self._trouble or "the engine has ended"
+            self._refuse(self._trouble)
+            self._end_all(self._trouble)
+
+    async def _step(self, plan: StepPlan, *, schedule_s: float) -> None:
+        """Have a plan computed, and deliver. A dead worker is left to the loop."""
+        num_decode_tokens = self._count_decoding(plan)
+        began_at = self._step_began_at = monotonic()
+        result: StepResult | None = None
+        failure = ""
+        try:
+            result = await self._executor.execute(plan)
+        except StepFailed as error:
+            failure = str(error)
+        except WorkerFailed:
+            assert self._executor.failure is not None, "a failed executor says so"
+            return
+        finally:
+            computed_at = self._step_ended_at = monotonic()
+            self._step_began_at = None
+        if result is not None:
+            outputs = self._scheduler.update(plan, result)
+        else:
+            log.error("step_failed", step_id=plan.step_id, num_requests=len(plan.items), error=failure)
+            outputs = self._scheduler.fail(plan, failure)
+        self._deliver(outputs)
+        scheduler = self._scheduler.stats()
+        self._log.add(
+            StepStats(
+                step_id=plan.step_id,
+                num_requests=len(plan.items),
+                num_prefill_tokens=plan.num_tokens - num_decode_tokens,
+                num_decode_tokens=num_decode_tokens,
+                num_output_tokens=count_tokens(outputs),
+                failed=result is None,
+                schedule_s=schedule_s,
+                execute_s=computed_at - began_at,
+                build_s=result.build_s if result else 0.0,
+                forward_s=result.forward_s if result else 0.0,
+                sample_s=result.sample_s if result else 0.0,
+                deliver_s=monotonic() - computed_at,
+                num_waiting=scheduler.num_waiting,
+                num_running=scheduler.num_running,
+                num_free_blocks=scheduler.num_free_blocks,
+                num_held_blocks=scheduler.num_held_blocks,
+                num_cached_blocks=scheduler.num_cached_blocks,
+                num_preemptions=scheduler.num_preemptions,
+            )
+        )
+
+    def _deliver(self, outputs: Iterable[TokenOutput]) -> None:
+        """Give each stream its own. Outputs of requests that have left meanwhile are dropped."""
+        for output in outputs:
+            live = self._live.get(output.request_id)
+            if live is None:
+                continue
+            live.stream.push(output)
+            if output.finish_reason is not None:
+                self._forget(output.request_id, output.finish_reason)
+
+    def _forget(self, engine_id: str, reason: FinishReason) -> bool:
+        """Take a request off the books; False if it was not on them."""
+        if self._live.pop(engine_id, None) is None:
+            return False
+        self._log.num_finished[reason] += 1
+        if not self._live:
+            self._nobody_lives.set()
+        self._wake.set()  # room may have been made for one that waits
+        return True
+
+    def _end_all(self, message: str) -> None:
+        """End every stream with an error. The readers come first, should the scheduler be what broke."""
+        ended = tuple(self._live)
+        self._deliver(
+            TokenOutput(
+                request_id=engine_id,
+                finish_reason=FinishReason.ERROR,
+                num_cached_tokens=self._live[engine_id].request.num_cached_tokens or 0,
+                error=message,
+            )
+            for engine_id in ended
+        )
+        for engine_id in ended:
+            self._scheduler.abort(engine_id)
+
+    def _refuse(self, reason: str) -> None:
+        """Take no new requests from now on. The first reason stays."""
+        self._refusal = self._refusal or reason
+
+    async def _revive(self, failure: WorkerFailed) -> bool:
+        """Answer a worker's death: end who had KV in it, keep who had none, load it anew.
+
+        Returns False if that was the last time.
+        """
+        self._trouble = str(failure)
+        log.error("worker_failed", error=str(failure), num_restarts=self._num_restarts)
+        unstarted = self._withdraw_unstarted()
+        self._deliver(self._scheduler.fail_all(str(failure)))
+        for request in unstarted:
+            self._scheduler.add(request)
+        if self._num_restarts == MAX_RESTARTS:
+            return False
+        self._num_restarts += 1
+        try:
+            info = await self._executor.restart()
+        except EngineError as error:
+            self._trouble = f"{error}, on the restart after: {failure}"
+            return False
+        assert (info.num_blocks, info.block_size) == (self.info.num_blocks, self.info.block_size)
+        self.info = info
+        self._trouble = None
+        log.warning("worker_restarted", load_s=info.load_s)
+        return True
+
+    def _withdraw_unstarted(self) -> list[Request]:
+        """Take out of the scheduler, as good as new, who was never admitted."""
+        unstarted: list[Request] = []
+        for live in self._live.values():
+            request = live.request
+            if request.status is RequestStatus.WAITING and request.num_preemptions == 0:
+                self._scheduler.abort(request.request_id)
+                live.request = replace(request, status=RequestStatus.WAITING, finish_reason=None)
+                unstarted.append(live.request)
+        return unstarted
+
+    def _count_decoding(self, plan: StepPlan) -> int:
+        """How many of the plan's requests compute just their newest generated token."""
+        return sum(
+            len(item.token_ids) == 1
+            and item.first_position >= self._live[item.request_id].request.num_prompt_tokens
+            for item in plan.items
+        )
+
+
+def cache_namespace(worker: bytes, caller: bytes) -> bytes:
+    """Who may share KV: worker's part (model, numerics) and caller's (tenant). No two pairs give the same."""
+    return b"tidegate.kv.1" + struct.pack("<II", len(worker), len(caller)) + worker + caller
