@@ -1,6 +1,5 @@
 """The `tidegate` command. Heavy modules are imported inside the commands, so that `--version` is quick."""
 
-import errno
 import os
 import sys
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated, Any, NoReturn, TypeAlias
 import msgspec
 import typer
 
-from core import ConfigError, EngineError
+from core import EngineError
 from gateway import __version__
 from gateway.config import ServerConfig, build_config, gather_options
 from gateway.model_store import DEFAULT_MODEL, ModelUnavailable, cache_folder, cached_model, pull
@@ -73,7 +72,10 @@ def serve(
 ) -> None:
     """Serve a model over HTTP. Options may also stand in TIDEGATE_NAME variables or in a TOML file."""
     flags: dict[str, object] = dict(locals())
-    raise typer.Exit(_serve(_configured(flags)))
+    settings = _configured(flags)
+    from gateway.lifespan import serve as serve_until_stopped
+
+    raise typer.Exit(serve_until_stopped(settings))
 
 
 @app.command("pull")
@@ -119,25 +121,6 @@ def _configured(flags: dict[str, object]) -> ServerConfig:
         cache_dir=config.engine.cache_dir or str(cache_folder() / "packed"),
     )
     return msgspec.structs.replace(config, engine=engine)
-
-
-def _serve(config: ServerConfig) -> int:
-    from gateway.lifespan import serve as serve_until_stopped
-
-    try:
-        return serve_until_stopped(config)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {config.port} on {config.host} is in use: stop the program that uses it, "
-                "or choose another with --port (0: any free one)"
-            ) from None
-        if error.errno in (errno.EACCES, errno.EADDRNOTAVAIL):
-            raise ConfigError(
-                f"cannot listen on {config.host}:{config.port} ({error.strerror}): "
-                "choose another --host or --port"
-            ) from None
-        raise
 
 
 def _pull_with_progress() -> str:

@@ -1,0 +1,82 @@
+# make serve    set everything up and serve the default model on 127.0.0.1:8000
+# make test     set everything up and run all tests
+#
+# Variables
+#   PYTHON=python3       the Python (3.11 or newer) that .venv is made with
+#   TORCH_INDEX=URL      a package index with CPU-only torch wheels, asked besides the usual one
+#   MODEL=FILE           serve this .gguf file instead of the default model
+#   ARGS="..."           further arguments for tidegate, pytest or the benchmarks
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+MODEL ?=
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+# A set-up is fresh while these two files hold what they held when it was made, whatever their dates.
+KEY := $(shell cat pyproject.toml constraints-dev.txt | cksum | tr -d ' ')
+READY := $(VENV)/.serve-$(KEY)
+READY_DEV := $(VENV)/.dev-$(KEY)
+
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check \
+	--constraint constraints-dev.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: serve test test-thorough check lint format model bench wheel-test coverage clean help
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,8p'
+
+serve: $(READY)
+	@exec $(BIN)/tidegate serve $(MODEL) $(ARGS)
+
+test: $(READY_DEV) model
+	$(BIN)/python -m pytest $(ARGS)
+
+test-thorough: $(READY_DEV) model
+	TIDEGATE_THOROUGH=1 $(BIN)/python -m pytest --timeout 3600 $(ARGS)
+
+check: lint
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: $(READY_DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY_DEV)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+model: $(READY)
+	@$(BIN)/tidegate pull
+
+bench: $(READY_DEV) model
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+# Builds the wheel, installs it into an environment of its own and streams a chat from it.
+wheel-test: $(READY_DEV) model
+	TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python .ci/wheel_test.py
+
+coverage: $(READY_DEV) model
+	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage report
+
+clean:
+	rm -rf $(VENV) build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; \
+		sys.exit(0 if v >= (3, 11) else "Tidegate needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try make PYTHON=python3.11" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+
+$(READY): | $(BIN)/python
+	$(PIP_INSTALL) --editable .
+	@rm -f $(VENV)/.serve-*
+	@touch $@
+
+$(READY_DEV): | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[dev]'
+	@rm -f $(VENV)/.serve-* $(VENV)/.dev-*
+	@touch $(READY) $@
