@@ -1,0 +1,99 @@
+"""Where answers come from, one file per kind. `ls` of this folder is the list of kinds.
+
+This file is only the contract and the finder.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import msgspec
+
+from gateway.errors import ModelNotFound, NotReady
+from gateway.events import Event
+from gateway.request import GenerateRequest
+
+
+class BackendHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """`alive` false asks for a restart of the process; `ready` false asks for no more requests."""
+
+    alive: bool
+    ready: bool
+    detail: str = ""
+
+
+class Gauge(msgspec.Struct, frozen=True):
+    """One number for `/metrics`, read at the moment of a scrape. `counter` says that it only grows."""
+
+    name: str
+    description: str
+    value: float
+    counter: bool = False
+    labels: Mapping[str, str] = {}
+
+
+class Backend(Protocol):
+    """Serves models. Made and closed by the lifespan; used by the event loop alone."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the same request may be answered differently."""
+        ...
+
+    def models(self) -> tuple[str, ...]: ...
+
+    def open(
+        self, request: GenerateRequest, *, request_id: str
+    ) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
+        """Start a generation; leaving the scope ends it and gives everything back.
+
+        The first event is `Started`, the last one terminal. `request_id` is the server's own.
+
+        Raises:
+            GatewayError, EngineError: on entering, for a request that was not taken.
+        """
+        ...
+
+    def health(self) -> BackendHealth: ...
+
+    def gauges(self) -> tuple[Gauge, ...]:
+        """Live numbers. Never raises, never waits."""
+        ...
+
+    async def drain(self, *, deadline_s: float) -> None:
+        """Let running generations finish; those that have not by the deadline end with `Failed`."""
+        ...
+
+
+class Backends:
+    """Finds who serves a model name. Empty until the first backend has loaded."""
+
+    def __init__(self, *, aliases: tuple[str, ...] = ()) -> None:
+        self._aliases = aliases
+        self._by_model: dict[str, Backend] = {}
+
+    def add(self, backend: Backend) -> None:
+        for model in backend.models():
+            assert model not in self._by_model, f"two backends serve {model}"
+            self._by_model[model] = backend
+
+    def models(self) -> tuple[str, ...]:
+        return tuple(self._by_model)
+
+    def all(self) -> tuple[Backend, ...]:
+        return tuple(dict.fromkeys(self._by_model.values()))
+
+    def find(self, model: str) -> tuple[Backend, str]:
+        """Return the backend for `model` and the name it serves it under. An alias means the first model.
+
+        Raises:
+            NotReady: nothing has loaded yet.
+            ModelNotFound: naming what is served.
+        """
+        if not self._by_model:
+            raise NotReady
+        if model not in self._by_model:
+            if model not in self._aliases and "*" not in self._aliases:
+                raise ModelNotFound(model, served=self.models())
+            model = next(iter(self._by_model))
+        return self._by_model[model], model

@@ -1,0 +1,10 @@
+"""What surrounds every handler, one small file each. Pass-through only: none of them wraps a stream.
+
+The order is the application's: request_id, access_log, errors, drain.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -1,0 +1,1 @@
+"""What the server says about itself: logs, metrics, and the lag of its loop."""

@@ -1,0 +1,164 @@
+"""Our own engine in this process, with the tokeniser and the chat template of its checkpoint."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+
+from core import Engine, read_checkpoint_metadata
+from gateway.backends import BackendHealth, Gauge
+from gateway.config import ServerConfig
+from gateway.events import Event
+from gateway.generation import AnswerText, PromptEncoder, answer_events, sampling_params
+from gateway.request import GenerateRequest
+from tokenization import ChatTemplate, NoChatTemplate, Tokenizer, tokenizer_from_gguf
+
+MEMORY_EVERY_S = 5.0
+"""The worker answers between two steps, so a scrape does not wait for it but shows the newest sample."""
+
+
+class LocalBackend:
+    """One engine, one model. Owned by the lifespan."""
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, template: ChatTemplate | None, *, model_id: str
+    ) -> None:
+        info = engine.info
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._stop_token_ids = frozenset(tokenizer.eos_token_ids)
+        self._model_id = model_id
+        self._draining = False
+        self._memory: dict[str, int] = {}
+        # What the pool cannot hold is no context either.
+        self._max_context_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
+        self._encoder = PromptEncoder(tokenizer, template, max_context_tokens=self._max_context_tokens)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"fp_{self._engine.info.namespace.hex()[-16:]}"
+
+    def models(self) -> tuple[str, ...]:
+        return (self._model_id,)
+
+    def open(
+        self, request: GenerateRequest, *, request_id: str
+    ) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
+        return self._open(request, request_id)
+
+    @asynccontextmanager
+    async def _open(self, request: GenerateRequest, request_id: str) -> AsyncIterator[AsyncIterator[Event]]:
+        token_ids = await self._encoder.encode(request)
+        sampling = sampling_params(
+            request,
+            num_prompt_tokens=len(token_ids),
+            max_context_tokens=self._max_context_tokens,
+            stop_token_ids=self._stop_token_ids,
+        )
+        async with self._engine.generate(request_id, token_ids, sampling) as outputs:
+            events = answer_events(
+                outputs,
+                AnswerText(self._tokenizer, stop=request.stop),
+                num_prompt_tokens=len(token_ids),
+                stop_token_ids=self._stop_token_ids,
+                is_draining=lambda: self._draining,
+            )
+            async with aclosing(events):
+                yield events
+
+    def health(self) -> BackendHealth:
+        health = self._engine.health()
+        return BackendHealth(
+            alive=health.alive, ready=health.alive and health.accepting, detail=health.reason or ""
+        )
+
+    async def drain(self, *, deadline_s: float) -> None:
+        self._draining = True
+        await self._engine.drain(deadline_s)
+
+    async def watch_memory(self) -> None:
+        """Sample the worker's memory for ever."""
+        while True:
+            memory = await self._engine.memory()
+            self._memory = {
+                "rss": memory.rss_bytes,
+                "pss": memory.pss_bytes,
+                "anonymous": memory.anonymous_bytes,
+                "file": memory.file_bytes,
+            }
+            await asyncio.sleep(MEMORY_EVERY_S)
+
+    def gauges(self) -> tuple[Gauge, ...]:
+        stats, info = self._engine.stats(), self._engine.info
+        queues = stats.scheduler
+        blocks = {
+            "free": queues.num_free_blocks,
+            "held": queues.num_held_blocks,
+            "evictable": queues.num_evictable_blocks,
+        }
+        return (
+            Gauge("tidegate_requests_running", "Requests being computed.", queues.num_running),
+            Gauge("tidegate_requests_waiting", "Requests queued in the engine.", queues.num_waiting),
+            *(
+                Gauge(
+                    "tidegate_kv_blocks",
+                    "KV blocks by state; their sum is the pool.",
+                    n,
+                    labels={"state": name},
+                )
+                for name, n in blocks.items()
+            ),
+            Gauge("tidegate_kv_blocks_cached", "KV blocks in the prefix tree.", queues.num_cached_blocks),
+            _counter(
+                "prefix_query_tokens", "Prompt tokens looked up in the prefix tree.", queues.num_query_tokens
+            ),
+            _counter("prefix_hit_tokens", "Prompt tokens found there.", queues.num_hit_tokens),
+            _counter(
+                "computed_tokens", "Tokens computed, recomputed ones included.", queues.num_computed_tokens
+            ),
+            _counter(
+                "preemptions", "Requests that lost their blocks and started over.", queues.num_preemptions
+            ),
+            _counter("steps", "Engine steps.", stats.num_steps),
+            _counter("failed_steps", "Engine steps that raised.", stats.num_failed_steps),
+            _counter("step_seconds", "Time in steps.", stats.execute_s),
+            _counter("worker_restarts", "Workers loaded anew after one died.", stats.num_restarts),
+            *(
+                Gauge("tidegate_worker_memory_bytes", "The worker's memory.", n, labels={"kind": name})
+                for name, n in self._memory.items()
+            ),
+            Gauge(
+                "tidegate_packed_weight_bytes",
+                "What the kernels read of the weights.",
+                info.packed_weight_bytes,
+            ),
+            Gauge("tidegate_model_file_bytes", "Size of the model file.", info.model_file_bytes),
+            Gauge("tidegate_kv_bytes", "Size of the KV pool.", info.kv_bytes),
+        )
+
+
+def _counter(name: str, description: str, value: float) -> Gauge:
+    return Gauge(f"tidegate_{name}", description, value, counter=True)
+
+
+def _load_text_side(checkpoint: str) -> tuple[Tokenizer, ChatTemplate | None]:
+    metadata = read_checkpoint_metadata(checkpoint)
+    tokenizer = tokenizer_from_gguf(metadata)
+    try:
+        return tokenizer, ChatTemplate.from_gguf(metadata, tokenizer)
+    except NoChatTemplate:
+        return tokenizer, None  # plain prompts still work; a chat is refused by name
+
+
+@asynccontextmanager
+async def open_local_backend(config: ServerConfig) -> AsyncIterator[LocalBackend]:
+    """Load model and tokeniser, and run the engine until the scope is left.
+
+    Raises:
+        EngineError, TokenizationError: the checkpoint or an option cannot be used.
+    """
+    tokenizer, template = await asyncio.to_thread(_load_text_side, config.engine.checkpoint)
+    async with Engine.open(config.engine) as engine, asyncio.TaskGroup() as tasks:
+        backend = LocalBackend(engine, tokenizer, template, model_id=config.model_id)
+        memory = tasks.create_task(backend.watch_memory())
+        yield backend
+        memory.cancel()

@@ -1,0 +1,142 @@
+"""The one HTTP handler. Every dialect and every route that generates text goes through it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+
+from gateway.dialects import AnswerWriter, Dialect
+from gateway.errors import (
+    BodyTooLarge,
+    BodyTooSlow,
+    GenerationFailed,
+    InvalidRequest,
+    SlowReader,
+    UnsupportedMedia,
+    describe,
+)
+from gateway.events import Event, Failed
+from gateway.keys import ADMISSION, BACKENDS, CONFIG, DIALECT, KEEP_ALIVE, METRICS, RECORD, STREAM
+from gateway.sse import EventStream
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+BODY_TIMEOUT_S = 60.0
+
+
+def generate_handler(dialect: Dialect) -> Handler:
+    """Build the aiohttp handler that serves generation requests written in `dialect`."""
+
+    async def handle(http: web.Request) -> web.StreamResponse:
+        """Parse, admit, generate, answer.
+
+        However this ends (finished, failed, client gone, server draining), leaving the scopes aborts
+        an unfinished generation and returns the permit.
+
+        Raises:
+            GatewayError, EngineError: before the first byte; the error middleware answers.
+        """
+        http[DIALECT] = dialect
+        app, record = http.app, http[RECORD]
+        app[ADMISSION].refuse_if_closed()
+        request = dialect.parse(await _read_body(http), max_depth=app[CONFIG].max_json_depth)
+        backend, model = app[BACKENDS].find(request.model)
+        record.fields |= {"model": model, "stream": request.stream}
+        answer = dialect.writer(
+            request,
+            request_id=record.request_id,
+            created=int(time.time()),
+            model=model,
+            fingerprint=backend.fingerprint,
+        )
+        with app[ADMISSION].permit(), _counted(http):
+            async with backend.open(request, request_id=record.request_id) as events:
+                if request.stream:
+                    return await _stream(http, events, answer)
+                body = await _collect(http, events, answer)
+        return await _send_whole(http, body)
+
+    return handle
+
+
+async def _read_body(http: web.Request) -> bytes:
+    config = http.app[CONFIG]
+    encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        # A small body could unpack to any size.
+        raise UnsupportedMedia(f"request bodies with Content-Encoding {encoding[:32]!r} are not accepted")
+    kind = http.content_type if "Content-Type" in http.headers else "application/json"
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise UnsupportedMedia(f"the request body must be application/json, not {kind[:64]!r}")
+    if (http.content_length or 0) > config.max_body_bytes:
+        raise BodyTooLarge(max_body_bytes=config.max_body_bytes)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await http.read()
+    except TimeoutError:
+        raise BodyTooSlow(timeout_s=BODY_TIMEOUT_S) from None
+    except web.RequestPayloadError:
+        raise InvalidRequest("the request body is cut off or not framed as HTTP says") from None
+
+
+async def _stream(
+    http: web.Request, events: AsyncIterator[Event], answer: AnswerWriter
+) -> web.StreamResponse:
+    """Send events as they come. The status line waits for the first one: until then an error is a status."""
+    config, metrics, record = http.app[CONFIG], http.app[METRICS], http[RECORD]
+    stream = http[STREAM] = EventStream(
+        http, answer=answer, send_timeout_s=config.send_timeout_s, buffer_bytes=config.send_buffer_bytes
+    )
+    with http.app[KEEP_ALIVE].watching(stream):
+        async for event in events:
+            record.saw(event, metrics)
+            if isinstance(event, Failed):
+                raise GenerationFailed(event)
+            if not stream.started:
+                await stream.start()
+            await stream.send(event)
+    await stream.finish()
+    return stream.response
+
+
+async def _collect(http: web.Request, events: AsyncIterator[Event], answer: AnswerWriter) -> bytes:
+    metrics, record = http.app[METRICS], http[RECORD]
+    collected: list[Event] = []
+    async for event in events:
+        record.saw(event, metrics)
+        if isinstance(event, Failed):
+            raise GenerationFailed(event)
+        collected.append(event)
+    return answer.whole(collected)
+
+
+async def _send_whole(http: web.Request, body: bytes) -> web.StreamResponse:
+    """Send a complete answer under the same deadline as a streamed one, but holding nothing meanwhile."""
+    response = web.Response(body=body, content_type="application/json")
+    try:
+        async with asyncio.timeout(http.app[CONFIG].send_timeout_s):
+            await response.prepare(http)
+            await response.write_eof()
+    except TimeoutError:
+        http[RECORD].fields["outcome"] = SlowReader.code
+        if http.transport is not None:
+            http.transport.abort()
+    return response
+
+
+@contextmanager
+def _counted(http: web.Request) -> Iterator[None]:
+    """Count how the generation ended, once, whatever ended it."""
+    record = http[RECORD]
+    try:
+        yield
+    except BaseException as error:
+        gone = isinstance(error, asyncio.CancelledError | ConnectionError)
+        record.fields["outcome"] = (
+            "client_gone" if gone or not isinstance(error, Exception) else describe(error).code
+        )
+        raise
+    finally:
+        http.app[METRICS].saw_end(str(record.fields.get("outcome", "unknown")), request_s=record.age_s)

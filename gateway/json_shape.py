@@ -1,0 +1,72 @@
+"""Bounds on a JSON body's shape, checked before anything is built from it.
+
+Nested brackets cost recursion and every string costs an object, so eight megabytes of text may
+become gigabytes. Both checks run in C over the raw bytes and stop early.
+"""
+
+import json
+import re
+from itertools import accumulate
+
+from gateway.errors import InvalidRequest
+
+MAX_STRINGS = 100_000
+"""Strings and keys in one body. A conversation of 20,000 messages stays below."""
+MAX_CONTAINERS = 100_000
+"""Objects and arrays in one body."""
+
+# Possessive, so that a string of a million escapes keeps no way back.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_HIGH_OR_LOW_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_MAX_SEARCHED_BYTES = 1 << 20
+_NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+
+def check_json_shape(body: bytes, *, max_depth: int) -> None:
+    """Refuse a body that is nested too deep or holds too many values. Says nothing about its syntax.
+
+    Raises:
+        InvalidRequest: naming the bound.
+    """
+    num_openings = body.count(b"{") + body.count(b"[")
+    if num_openings <= max_depth and body.count(b'"') <= 2 * MAX_STRINGS:
+        return  # cannot break a bound, whatever stands inside strings
+    bare, num_strings = _STRING.subn(b"", body, count=MAX_STRINGS + 1)
+    if num_strings > MAX_STRINGS:
+        raise InvalidRequest(f"the body holds more than {MAX_STRINGS} strings", code="body_too_complex")
+    brackets = bare.translate(None, _NOT_BRACKETS)
+    if len(brackets) > 2 * MAX_CONTAINERS:
+        raise InvalidRequest(
+            f"the body holds more than {MAX_CONTAINERS} objects and arrays", code="body_too_complex"
+        )
+    if max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > max_depth:
+        raise InvalidRequest(f"the body is nested deeper than {max_depth} levels", code="body_too_deep")
+
+
+def find_lone_surrogate(raw: bytes) -> str | None:
+    """Return the path (`messages[1].content`) of a string with half a surrogate pair, if there is one.
+
+    Only called for JSON that the real decoder refused, which names no field. Large bodies are not searched.
+    """
+    if len(raw) > _MAX_SEARCHED_BYTES or not _HIGH_OR_LOW_SURROGATE.search(raw):
+        return None
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    pending: list[tuple[str, object]] = [("", value)]
+    while pending:
+        path, value = pending.pop()
+        match value:
+            case str() if any("\ud800" <= char <= "\udfff" for char in value):
+                return path or "body"
+            case dict():
+                pending += [(f"{path}.{key}".lstrip("."), each) for key, each in value.items()]
+                if any("\ud800" <= char <= "\udfff" for key in value for char in key):
+                    return path or "body"
+            case list():
+                pending += [(f"{path}[{i}]", each) for i, each in enumerate(value)]
+            case _:
+                pass
+    return None

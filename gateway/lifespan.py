@@ -1,0 +1,168 @@
+"""The server's life: listen, load, serve, drain, stop."""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import structlog
+import uvloop
+from aiohttp import web
+
+from core import EngineError
+from gateway.app import build_app
+from gateway.backends import Backend
+from gateway.backends.local import open_local_backend
+from gateway.config import ServerConfig
+from gateway.connections import limit_connections
+from gateway.keys import ADMISSION, BACKENDS, CONFIG, KEEP_ALIVE, LIFECYCLE, METRICS
+from gateway.lifecycle import Lifecycle, Phase
+from gateway.telemetry.logging import configure_logging
+from gateway.telemetry.loop_lag import sample_loop_lag
+from tokenization import TokenizationError
+
+FLUSH_TIMEOUT_S = 5.0
+"""After the last generation has ended: how long its client may take to read the rest."""
+BACKLOG = 1024
+
+OpenBackend = Callable[[ServerConfig], AbstractAsyncContextManager[Backend]]
+
+_log = structlog.get_logger("gateway.lifespan")
+
+
+def serve(config: ServerConfig) -> int:
+    """Serve until a signal says stop. Returns the exit code; failures are one line on stderr."""
+    configure_logging(level=config.log_level, log_format=config.log_format)
+    try:
+        sock = bind(config.host, config.port)
+    except OSError as error:
+        _say(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; choose another --port"
+        )
+        return 1
+    exit_code = 0
+    with sock:
+        try:
+            uvloop.run(run(build_app(config), sock=sock, open_backend=open_local_backend))
+        except* (EngineError, TokenizationError) as group:
+            _say(_first(group))
+            exit_code = 1
+    return exit_code
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address at once, before minutes of loading: a busy port must fail first.
+
+    Raises:
+        OSError: the address is taken, forbidden or no address.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)  # only listening makes the address ours alone
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+async def run(
+    app: web.Application, *, sock: socket.socket, open_backend: OpenBackend, handle_signals: bool = True
+) -> None:
+    """Serve `app` on `sock` until its lifecycle is asked to stop. Probes are answered while loading."""
+    lifecycle = app[LIFECYCLE]
+    if handle_signals:
+        _stop_on_signals(lifecycle)
+    async with _listening(app, sock), asyncio.TaskGroup() as tasks:
+        background = (
+            tasks.create_task(app[KEEP_ALIVE].run()),
+            tasks.create_task(sample_loop_lag(app[METRICS].saw_lag)),
+        )
+        backend_life = tasks.create_task(_serve_backend(app, open_backend, url=_url(sock)))
+        await lifecycle.stop_requested()
+        if lifecycle.phase is Phase.STARTING:
+            backend_life.cancel()
+        await asyncio.wait((backend_life,))
+        for task in background:
+            task.cancel()
+
+
+async def _serve_backend(app: web.Application, open_backend: OpenBackend, *, url: str) -> None:
+    """A backend's whole life in one task: its scopes are left by the task that entered them."""
+    config, lifecycle = app[CONFIG], app[LIFECYCLE]
+    _log.info("model_loading", url=url, model=config.model_id)
+    async with open_backend(config) as backend:
+        app[BACKENDS].add(backend)
+        lifecycle.became_ready()
+        _log.info("server_ready", url=url, model=", ".join(app[BACKENDS].models()))
+        await lifecycle.stop_requested()
+        await _drain(app, backend)
+    _log.info("server_stopped")
+
+
+async def _drain(app: web.Application, backend: Backend) -> None:
+    """Refuse new requests, let running ones finish until the deadline, then end them by an error event."""
+    admission, lifecycle = app[ADMISSION], app[LIFECYCLE]
+    lifecycle.began_draining()
+    admission.close()
+    _log.info("drain_started", num_running=admission.num_admitted, timeout_s=app[CONFIG].drain_timeout_s)
+    async with asyncio.TaskGroup() as tasks:
+        patient = tasks.create_task(backend.drain(deadline_s=app[CONFIG].drain_timeout_s))
+        hurry = tasks.create_task(lifecycle.hurry_requested())
+        await asyncio.wait((patient, hurry), return_when=asyncio.FIRST_COMPLETED)
+        if not patient.done():
+            patient.cancel()
+            await backend.drain(deadline_s=0.0)
+        hurry.cancel()
+    try:
+        async with asyncio.timeout(FLUSH_TIMEOUT_S):
+            await admission.idle()
+    except TimeoutError:
+        _log.warning("clients_cut", num_running=admission.num_admitted)
+
+
+@asynccontextmanager
+async def _listening(app: web.Application, sock: socket.socket) -> AsyncIterator[None]:
+    runner = web.AppRunner(
+        app,
+        access_log=None,  # ours is a middleware
+        handler_cancellation=True,  # a client that leaves ends its generation
+        shutdown_timeout=1.0,  # draining has been patient already
+        keepalive_timeout=75.0,
+    )
+    await runner.setup()
+    assert runner.server is not None, "setup makes the server"
+    factory = limit_connections(runner.server, max_connections=app[CONFIG].max_connections)
+    server = await asyncio.get_running_loop().create_server(factory, sock=sock, backlog=BACKLOG)
+    try:
+        yield
+    finally:
+        server.close()
+        await runner.cleanup()
+
+
+def _stop_on_signals(lifecycle: Lifecycle) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lifecycle.request_stop)
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> str:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"tidegate: {line}\n")

@@ -1,0 +1,58 @@
+"""The routes that generate nothing: what is served, how the server is, and its metrics."""
+
+import time
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+
+from gateway.keys import BACKENDS, LIFECYCLE, METRICS
+from gateway.lifecycle import Phase
+from gateway.telemetry.metrics import CONTENT_TYPE
+
+_SERVER_STARTED = int(time.time())
+
+
+def _json(value: object, *, status: int = HTTPStatus.OK) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json", status=status)
+
+
+def _model(model_id: str) -> dict[str, object]:
+    return {"id": model_id, "object": "model", "created": _SERVER_STARTED, "owned_by": "tidegate"}
+
+
+async def list_models(http: web.Request) -> web.Response:
+    """Empty while the model loads."""
+    return _json({"object": "list", "data": [_model(model_id) for model_id in http.app[BACKENDS].models()]})
+
+
+async def show_model(http: web.Request) -> web.Response:
+    """Aliases are found, and answer with the name of what they stand for."""
+    _, model_id = http.app[BACKENDS].find(http.match_info["model_id"])
+    return _json(_model(model_id))
+
+
+async def livez(http: web.Request) -> web.Response:
+    """Red when a restart of the process would help: a backend is dead for good."""
+    dead = [health.detail for b in http.app[BACKENDS].all() if not (health := b.health()).alive]
+    if dead:
+        return _json({"status": "dead", "detail": "; ".join(dead)}, status=HTTPStatus.SERVICE_UNAVAILABLE)
+    return _json({"status": "alive"})
+
+
+async def readyz(http: web.Request) -> web.Response:
+    """Green when a generation sent now would be taken."""
+    phase = http.app[LIFECYCLE].phase
+    backends = http.app[BACKENDS].all()
+    if phase is not Phase.READY:
+        return _json({"status": phase.value}, status=HTTPStatus.SERVICE_UNAVAILABLE)
+    unready = [health.detail for b in backends if not (health := b.health()).ready]
+    if unready:
+        return _json(
+            {"status": "unready", "detail": "; ".join(unready)}, status=HTTPStatus.SERVICE_UNAVAILABLE
+        )
+    return _json({"status": "ready", "models": list(http.app[BACKENDS].models())})
+
+
+async def metrics(http: web.Request) -> web.Response:
+    return web.Response(body=http.app[METRICS].scrape(), headers={"Content-Type": CONTENT_TYPE})
