@@ -150,8 +150,8 @@ def build_config(
     Raises:
         ConfigError: naming the option, where it was set, its value and what it must be.
     """
-    server = _converted(options, ServerConfig, SERVER_FIELDS)
-    engine = _converted(options, EngineConfig, ENGINE_FIELDS)
+    server = _converted(options, ServerConfig, names=SERVER_FIELDS)
+    engine = _converted(options, EngineConfig, names=ENGINE_FIELDS)
     server.setdefault("model_id", default_model_id)
     return ServerConfig(
         **server,  # type: ignore[arg-type]  # each value was converted to its field's type
@@ -160,7 +160,7 @@ def build_config(
     ).validated()
 
 
-def _converted(options: Options, struct: type[msgspec.Struct], names: Iterable[str]) -> dict[str, object]:
+def _converted(options: Options, struct: type[msgspec.Struct], *, names: Iterable[str]) -> dict[str, object]:
     fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
     result: dict[str, object] = {}
     for name in names:

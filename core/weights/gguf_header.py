@@ -89,7 +89,7 @@ class HeaderReader:
             value_at = self._at
             result[key] = self._value(kind, key, depth=0)
             if key == "general.alignment":
-                self._alignment = self._checked_alignment(kind, result[key], value_at)
+                self._alignment = self._checked_alignment(kind, result[key], at=value_at)
         return result
 
     def tensors(self) -> tuple[dict[str, TensorInfo], int]:
@@ -136,7 +136,7 @@ class HeaderReader:
 
     def _value(self, kind: int, field: str, *, depth: int) -> MetadataValue:
         if kind in SCALARS:
-            return self._scalars(SCALARS[kind], 1, field)[0]
+            return self._scalars(SCALARS[kind], 1, field=field)[0]
         if kind == BOOL:
             return self._bools(1, field)[0]
         if kind == STRING:
@@ -155,14 +155,14 @@ class HeaderReader:
             self._fail(f"{field!r} at offset {start} has element type {kind}; known types are 0 to 12")
         self._need(count * MIN_ELEMENT_BYTES[kind], f"{field!r}, an array of {count} elements,")
         if kind in SCALARS:
-            return self._scalars(SCALARS[kind], count, field)
+            return self._scalars(SCALARS[kind], count, field=field)
         if kind == BOOL:
             return self._bools(count, field)
         if kind == STRING:
             return self._strings(count, field)
         return [self._array(field, depth=depth + 1) for _ in range(count)]
 
-    def _scalars(self, letter: str, count: int, field: str) -> list[MetadataValue]:
+    def _scalars(self, letter: str, count: int, *, field: str) -> list[MetadataValue]:
         num_bytes = struct.calcsize("<" + letter) * count
         self._need(num_bytes, f"{field!r}")
         values = struct.unpack_from(f"<{count}{letter}", self._data, self._at)
@@ -224,7 +224,7 @@ class HeaderReader:
         kind = self._u32(f"type of tensor {name!r}")
         offset = self._count(f"offset of tensor {name!r}")
         if kind not in TENSOR_TYPES:
-            self._refuse_type(kind, name, type_at)
+            self._refuse_type(kind, name, at=type_at)
         type_name, block, block_bytes = TENSOR_TYPES[kind]
         if dims[0] % block:
             self._fail(
@@ -257,7 +257,7 @@ class HeaderReader:
                 )
             end, before = tensor.offset + tensor.nbytes, tensor.name
 
-    def _checked_alignment(self, kind: int, value: MetadataValue, at: int) -> int:
+    def _checked_alignment(self, kind: int, value: MetadataValue, *, at: int) -> int:
         if kind != UINT32 or not isinstance(value, int):
             self._fail(
                 f"general.alignment at offset {at} has value type {kind}; it must be {UINT32} (uint32)"
@@ -268,7 +268,7 @@ class HeaderReader:
             )
         return value
 
-    def _refuse_type(self, kind: int, name: str, at: int) -> NoReturn:
+    def _refuse_type(self, kind: int, name: str, *, at: int) -> NoReturn:
         known = ", ".join(type_name for type_name, _, _ in TENSOR_TYPES.values())
         type_name = REFUSED_TENSOR_TYPES.get(kind, f"number {kind}")
         self._refuse(
