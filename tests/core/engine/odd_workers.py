@@ -88,6 +88,18 @@ class SummingWorker(OddWorker):
         return StepResult(step_id=plan.step_id, samples=tuple(samples))
 
 
+def load_lying_worker(config: EngineConfig) -> "LyingWorker":
+    return LyingWorker(config)
+
+
+class LyingWorker(OddWorker):
+    """Answers for requests that nobody planned."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        samples = (SampledTokens(request_id="somebody else", token_ids=(1,)) for _ in plan.items)
+        return StepResult(step_id=plan.step_id, samples=tuple(samples))
+
+
 def load_worker_once(config: EngineConfig) -> OddWorker:
     """Loads once; then `config.checkpoint` exists, and the model file counts as gone. Its step ends it."""
     try:
