@@ -22,7 +22,7 @@ def build_app(config: ServerConfig) -> web.Application:
     """Return the application, with no backend yet: the lifespan adds it when it has loaded."""
     access_log = (access_log_middleware,) if config.access_log else ()
     app = web.Application(
-        middlewares=(request_id_middleware, *access_log, errors_middleware, drain_middleware),
+        middlewares=(request_id_middleware, *access_log, drain_middleware, errors_middleware),
         client_max_size=config.max_body_bytes,
         handler_args={"auto_decompress": False},  # compressed bodies are refused, not unpacked
     )

@@ -51,7 +51,7 @@ class ScriptedBackend:
         self.alive = True
         self._model_id = model_id
         self._stopped = asyncio.Event()
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
 
     @property
     def fingerprint(self) -> str:
@@ -84,14 +84,14 @@ class ScriptedBackend:
         if script.refuses is not None:
             raise script.refuses
         self.num_opened += 1
+        self._tell()
         try:
             await asyncio.sleep(script.start_after_s)
             async with aclosing(self._play(script, request)) as events:
                 yield events
         finally:
             self.num_closed += 1
-            async with self._changed:
-                self._changed.notify_all()
+            self._tell()
 
     async def _play(self, script: Script, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         yield Started(num_prompt_tokens=script.num_prompt_tokens)
@@ -144,5 +144,10 @@ class ScriptedBackend:
 
     async def until_running(self, count: int) -> None:
         """Wait until exactly `count` generations are running."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.num_running == count)
+        while self.num_running != count:
+            await self._changed.wait()
+
+    def _tell(self) -> None:
+        """Wake everyone who waits, once: each looks again and waits on the next event."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
