@@ -1,4 +1,4 @@
-"""Steps that raise, workers that die or hang: everyone hears of it once, and the engine goes on or says no."""
+"""Steps that raise, workers that die or hang: everyone hears of it once; the engine goes on or says no."""
 
 import asyncio
 import os
