@@ -30,6 +30,7 @@ async def main() -> None:
         "model": "smollm2-135m",
         "messages": [{"role": "user", "content": question}],
         "max_tokens": 128,
+        "temperature": 0,
         "stream": True,
     }
     async with (

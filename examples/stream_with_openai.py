@@ -17,6 +17,7 @@ def main() -> None:
         model="smollm2-135m",
         messages=[{"role": "user", "content": question}],
         max_tokens=128,
+        temperature=0,
         stream=True,
         stream_options={"include_usage": True},
     )
