@@ -35,6 +35,10 @@ class Dialect(Protocol):
     path: str
     """The route, served for POST."""
 
+    def example(self, *, model: str, stream: bool) -> bytes:
+        """The smallest body that asks `model` something: the conformance suite starts from it."""
+        ...
+
     def parse(self, body: bytes, *, max_depth: int) -> GenerateRequest:
         """Read a request body. Pure: may run on another thread.
 

@@ -360,6 +360,9 @@ class ChatWriter:
 class OpenAIChat:
     path = "/v1/chat/completions"
 
+    def example(self, *, model: str, stream: bool) -> bytes:
+        return _encode({"model": model, "messages": [{"role": "user", "content": "Hi"}], "stream": stream})
+
     def parse(self, body: bytes, *, max_depth: int) -> GenerateRequest:
         return _parse_body(body, max_depth=max_depth)
 
