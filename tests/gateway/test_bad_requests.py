@@ -1,0 +1,160 @@
+"""Whatever is sent, the answer is a 4xx in OpenAI's shape, and the server is right afterwards."""
+
+import asyncio
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway import handler
+from tests.gateway.serving import CHAT, Server, ask, chat_body, connected, get, http_request, scripted
+from tests.gateway.test_dialect_conformance import JSON
+from tests.gateway.threads import server_thread
+
+VALID = json.loads(chat_body(max_tokens=2, stop=["x"], stream=True, stream_options={"include_usage": True}))
+BODIES_PER_EXAMPLE = 10
+
+
+def _changed(body: bytes, at: float, piece: bytes) -> bytes:
+    place = int(at * len(body))
+    return body[:place] + piece + body[place + len(piece) :]
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+malformed = (
+    st.binary(max_size=300)
+    | JSON.map(_encoded)
+    | st.builds(
+        lambda f, v: _encoded(VALID | {f: v}), st.sampled_from(sorted(VALID)) | st.text(max_size=9), JSON
+    )
+    | st.builds(lambda end: chat_body(stream=True)[: int(end * 90)], st.floats(0, 1))
+    | st.builds(_changed, st.just(chat_body(stream=True)), st.floats(0, 1), st.binary(min_size=1, max_size=3))
+    | st.builds(lambda v: _encoded(VALID | {"messages": [v]}), JSON)
+    | st.builds(lambda v: _encoded(VALID | {"messages": [{"role": "user", "content": v}]}), JSON)
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with server_thread(access_log=False) as (running, _):
+        yield running
+
+
+@settings(max_examples=100)
+@given(bodies=st.lists(malformed, min_size=BODIES_PER_EXAMPLE, max_size=BODIES_PER_EXAMPLE))
+def test_a_thousand_malformed_bodies_never_make_a_server_error(server: Server, bodies: list[bytes]) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    try:
+        for body in bodies:
+            connection.request("POST", CHAT, body)
+            response = connection.getresponse()
+            answer = response.read()
+            assert response.status in (200, 400, 404), (body, answer)
+            if response.status != 200:
+                assert list(json.loads(answer)["error"]) == ["message", "type", "param", "code"]
+        connection.request("POST", CHAT, chat_body())
+        assert (
+            json.loads(connection.getresponse().read())["choices"][0]["message"]["content"] == "Hello world!"
+        )
+    finally:
+        connection.close()
+
+
+async def test_a_body_over_the_limit_gets_413_declared_or_not() -> None:
+    async with scripted(max_body_bytes=2048) as (server, backend):
+        big = chat_body(user="x" * 4096)
+        declared = await ask(server, big)
+        async with connected(server) as connection, asyncio.timeout(10):
+            connection.send(f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+            connection.send(b"%x\r\n%s\r\n0\r\n\r\n" % (len(big), big))
+            chunked = await connection.response()
+        fits = await ask(server, chat_body(user="x" * 512))
+    assert (declared.status, declared.error["code"]) == (413, "body_too_large")
+    assert (chunked.status, chunked.error["code"]) == (413, "body_too_large")
+    assert "2048" in declared.error["message"]
+    assert fits.status == 200
+    assert backend.num_opened == 1
+
+
+async def test_a_compressed_body_is_refused_before_it_is_unpacked() -> None:
+    async with scripted() as (server, backend):
+        for encoding in ("gzip", "deflate", "br", "zstd"):
+            response = await ask(server, b"\x1f\x8b\x08", headers=f"Content-Encoding: {encoding}\r\n")
+            assert (response.status, response.error["code"]) == (415, "unsupported_media")
+        plain = await ask(server, chat_body(), headers="Content-Encoding: identity\r\n")
+    assert plain.status == 200
+    assert backend.num_opened == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("application/json", 200),
+        ("application/json; charset=utf-8", 200),
+        ("application/vnd.api+json", 200),
+        ("text/plain", 415),
+        ("multipart/form-data; boundary=x", 415),
+        ("application/x-www-form-urlencoded", 415),
+    ],
+)
+async def test_the_body_must_be_json_if_it_says_what_it_is(kind: str, status: int) -> None:
+    async with scripted() as (server, _):
+        assert (await ask(server, chat_body(), headers=f"Content-Type: {kind}\r\n")).status == status
+
+
+async def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handler, "BODY_TIMEOUT_S", 0.05)
+    async with scripted() as (server, _), connected(server) as connection, asyncio.timeout(10):
+        connection.send(f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nContent-Length: 100\r\n\r\n{{".encode())
+        response = await connection.response()
+    assert (response.status, response.error["code"]) == (408, "body_too_slow")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+async def test_what_is_not_http_is_refused_and_the_server_lives(raw: bytes) -> None:
+    async with scripted() as (server, backend):
+        async with connected(server) as connection, asyncio.timeout(10):
+            connection.send(raw)
+            status, _ = await connection.head()
+            assert 400 <= status < 500
+        assert (await get(server, "/livez")).status == 200
+        assert backend.num_opened == 0
+
+
+async def test_a_refused_request_does_not_wait_for_the_rest_of_its_body() -> None:
+    async with scripted(max_body_bytes=2048) as (server, _), connected(server) as connection:
+        async with asyncio.timeout(5):
+            connection.send(f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nContent-Length: {1 << 30}\r\n\r\n".encode())
+            assert (await connection.response()).status == 413
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with scripted() as (server, _), connected(server) as connection, asyncio.timeout(10):
+        connection.send(http_request(chat_body()) + http_request(b"{") + http_request(chat_body(stream=True)))
+        assert [(await connection.response()).status for _ in range(3)] == [200, 400, 200]
+
+
+def test_a_head_request_to_a_probe_has_no_body(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+        sock.sendall(b"HEAD /livez HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n")
+        answer = b""
+        while piece := sock.recv(4096):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"\r\n\r\n")
