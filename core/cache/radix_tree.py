@@ -58,7 +58,7 @@ class RadixTree:
 
     def __init__(self, block_size: int, *, retention: RetentionPolicy | None = None) -> None:
         self._block_bytes = block_size * TOKEN_BYTES
-        self._block_size = block_size
+        self.block_size = block_size
         self._retention = retention or LeastRecentlyUsed()
         self._roots: dict[bytes, Node] = {}
         self._queue: list[tuple[int, int, Node]] = []  # heap of (rank, seq, node); stale entries are skipped
@@ -86,7 +86,7 @@ class RadixTree:
             nothing matched), the prefix's block ids and its length in tokens.
         """
         node = self._root(namespace)
-        wanted = _whole_blocks(token_ids, self._block_size)
+        wanted = _whole_blocks(token_ids, self.block_size)
         block_ids: list[int] = []
         offset = 0
         while offset < len(wanted):
@@ -114,7 +114,7 @@ class RadixTree:
             The node where they end, and the tree's blocks for these tokens. Where one of them is
             not the caller's, the tree had the block already and keeps its own: the caller's is a duplicate.
         """
-        added = _whole_blocks(token_ids, self._block_size)
+        added = _whole_blocks(token_ids, self.block_size)
         assert len(added) == len(token_ids) * TOKEN_BYTES == len(block_ids) * self._block_bytes
         kept: list[int] = []
         while len(kept) < len(block_ids):

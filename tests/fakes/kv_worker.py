@@ -141,7 +141,8 @@ class KVWorker:
             context.update(entry)
 
     def _sample(self, item: PlannedTokens) -> SampledTokens:
-        assert item.sampling is not None and item.sampling.seed is not None
+        assert item.sampling is not None
+        assert item.sampling.seed is not None
         table = array("i", item.block_table)
         end = item.first_position + len(item.token_ids)
         token_ids = (

@@ -6,6 +6,7 @@ and compares each request with what it would have given alone.
 
 from array import array
 from collections import deque
+from collections.abc import Sequence
 
 from core.cache.manager import KVCacheManager
 from core.config import EngineConfig
@@ -42,7 +43,8 @@ class Simulation:
             max_running=max_running,
             max_model_len=1 << 20,
         )
-        config = EngineConfig(checkpoint=f"fake:vocab={VOCAB_SIZE}", block_size=block_size, num_blocks=num_blocks)
+        checkpoint = f"fake:vocab={VOCAB_SIZE}"
+        config = EngineConfig(checkpoint=checkpoint, block_size=block_size, num_blocks=num_blocks)
         self.worker: KVWorker = load_worker(config)
         self.max_step_tokens = max_step_tokens
         self.max_prefill_tokens = max_prefill_tokens
@@ -138,6 +140,7 @@ class Simulation:
         assert self.manager.num_held_blocks == 0, "a block is lost"
         for request_id in self.requests:
             self.check_outputs(request_id)
+            self._check_cached_tokens(request_id)
 
     def output_ids(self, request_id: str) -> list[int]:
         return [token_id for output in self.outputs[request_id] for token_id in output.token_ids]
@@ -145,7 +148,7 @@ class Simulation:
     def reason(self, request_id: str) -> FinishReason | None:
         """How a request ended; None if it has not. Never two endings, and nothing after one."""
         reasons = [output.finish_reason for output in self.outputs[request_id]]
-        assert all(reason is None for reason in reasons[:-1]), f"{request_id} went on after its end: {reasons}"
+        assert not any(reasons[:-1]), f"{request_id} went on after its end: {reasons}"
         return reasons[-1] if reasons else None
 
     def check_outputs(self, request_id: str) -> None:
@@ -171,6 +174,21 @@ class Simulation:
         self.scheduler.check()
         return outputs
 
+    def _check_cached_tokens(self, request_id: str) -> None:
+        """A prefix hit is at most what others of the same namespace have in common with the prompt."""
+        mine = self.requests[request_id]
+        others = (other for other in self.requests.values() if other is not mine)
+        prompt_ids = self.prompts[request_id]
+        longest = max(
+            (
+                _num_common(prompt_ids, other.token_ids)
+                for other in others
+                if other.namespace == mine.namespace
+            ),
+            default=0,
+        )
+        assert (mine.num_cached_tokens or 0) <= min(longest, len(prompt_ids) - 1)
+
     def _check_plan(self, plan: StepPlan) -> None:
         assert 0 < plan.num_tokens <= self.max_step_tokens
         assert len({item.request_id for item in plan.items}) == len(plan.items)
@@ -190,6 +208,11 @@ class Simulation:
             for other in items:
                 if other.request_id != item.request_id:
                     assert written.isdisjoint(array("i", other.block_table)), "a block in flight was reused"
+
+
+def _num_common(some: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(some, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(some), len(other)))
 
 
 def greedy(max_tokens: int, *, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:

@@ -1,7 +1,7 @@
 """Thousands of random workloads: no block is lost, nobody is forgotten, nobody gets a wrong token.
 
 `RandomWorkload` lets hypothesis choose every operation and shrink what fails; the seeded workloads
-are longer and many more. HYPOTHESIS_PROFILE=thorough runs twenty times as many.
+are longer and many more.
 """
 
 import random
@@ -15,7 +15,13 @@ from core.request import SamplingParams
 from tests.properties.profiles import budget
 from tests.properties.simulation import VOCAB_SIZE, Simulation, greedy
 
-SHARED_PREFIXES = ([], [0] * 5, [1, 2, 3, 4, 5, 6] * 3, [1, 2, 3, 4, 5, 6] * 6, [0, 1] * 20)
+SHARED_PREFIXES: tuple[list[int], ...] = (
+    [],
+    [0] * 5,
+    [1, 2, 3, 4, 5, 6] * 3,
+    [1, 2, 3, 4, 5, 6] * 6,
+    [0, 1] * 20,
+)
 BLOCK_SIZES = (1, 2, 3, 16)
 NAMESPACES = (b"a", b"b")
 
@@ -125,7 +131,7 @@ TestRandomWorkload = RandomWorkload.TestCase
 
 @budget(examples=1000)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_any_seeded_workload_ends_with_every_block_back_and_the_tokens_of_each_request_alone(seed: int) -> None:
+def test_any_workload_ends_with_every_block_back_and_the_tokens_of_each_request_alone(seed: int) -> None:
     choose = random.Random(seed)
     simulation = _random_simulation(choose)
     for _ in range(choose.randrange(10, 60)):
