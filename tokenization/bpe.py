@@ -37,11 +37,12 @@ class ByteLevelBPE:
         """The ids of each segment. Characters the vocabulary has no bytes for are left out, as in HF."""
         parts = [list(cut_at_words(segment)) for segment in segments]
         flat = [part for segment_parts in parts for part in segment_parts]
-        encodings = iter(self._rust.encode_batch_fast(flat, add_special_tokens=False))
+        encodings = self._rust.encode_batch_fast(flat, add_special_tokens=False)
+        encodings.reverse()  # popped one by one: freeing 127k token strings at once would hold the GIL
         for segment_parts in parts:
             ids: list[int] = []
             for _ in segment_parts:
-                ids.extend(next(encodings).ids)
+                ids.extend(encodings.pop().ids)
             yield ids
 
 

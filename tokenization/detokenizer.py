@@ -42,9 +42,8 @@ class Detokenizer:
         special = self._tokenizer.special_token_ids
         for token_id in ids:
             piece = b"" if token_id in special else self._tokenizer.token_bytes(token_id)
-            self._first_chars.append(self._num_chars + self._starts_after_held(piece))
-            text, consumed = codecs.utf_8_decode(self._held + piece, "replace", False)
-            self._held = (self._held + piece)[consumed:]
+            self._first_chars.append(self._num_chars + self._held_before(piece))
+            text, self._held = _whole_characters(self._held + piece)
             self._num_chars += len(text)
             pieces.append(text)
         return "".join(pieces)
@@ -69,16 +68,27 @@ class Detokenizer:
         """Assert the invariant. Tests call this after every operation."""
         assert len(self._held) <= 3
         assert not self._finished or not self._held
-        assert self._held.decode(errors="replace") in ("", "\ufffd")
+        held = self._held.decode(errors="replace")
+        assert held in ("", "\ufffd")
         assert list(self._first_chars) == sorted(self._first_chars)
         assert not self._first_chars or self._first_chars[-1] <= self._num_chars
 
-    def _starts_after_held(self, piece: bytes) -> bool:
-        """Whether `piece` breaks the held sequence off, so that it begins the next character."""
+    def _held_before(self, piece: bytes) -> int:
+        """How many characters `_held` turns into if `piece` does not continue it.
+
+        A sequence that is continued is one character with the first byte of `piece`; one that is
+        broken off has become U+FFFD and the byte begins another.
+        """
         if not self._held or not piece:
-            return False
-        try:
-            codecs.utf_8_decode(self._held + piece[:1], "strict", False)
-        except UnicodeDecodeError:
-            return True
-        return False
+            return 0
+        return len((self._held + piece[:1]).decode(errors="replace")) - 1
+
+
+def _whole_characters(raw: bytes) -> tuple[str, bytes]:
+    """The characters that are complete, and the bytes that may yet become one."""
+    text, consumed = codecs.utf_8_decode(raw, "replace", False)
+    held = raw[consumed:]
+    if held[:1] == b"\xed" and held[1:2] >= b"\xa0":
+        # CPython waits for the third byte of an encoded surrogate, which never makes a character.
+        return text + held.decode(errors="replace"), b""
+    return text, held

@@ -80,7 +80,7 @@ class UserText:
         return marker + marked if self._starts_inside(text) else marked
 
     def _starts_inside(self, text: str) -> bool:
-        if self._continues is None or text in self._own_words:
+        if self._continues is None or not text or text in self._own_words:
             return False
         return self._continues.match(text) is not None
 
