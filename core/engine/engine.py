@@ -61,7 +61,7 @@ class Engine:
             max_model_len=info.max_model_len,
         )
         self._wake = wake
-        """Set by whatever may give the loop something to do."""
+        """Set by what ends idleness: a new request, or the worker's death."""
         self._live: dict[str, _Live] = {}
         self._nobody_lives = asyncio.Event()
         self._nobody_lives.set()
@@ -278,7 +278,6 @@ class Engine:
         self._log.num_finished[reason] += 1
         if not self._live:
             self._nobody_lives.set()
-        self._wake.set()  # room may have been made for one that waits
         return True
 
     def _end_all(self, message: str) -> None:

@@ -37,13 +37,15 @@ def config(checkpoint: str = "fake:", **options: float) -> EngineConfig:
     return EngineConfig(checkpoint=checkpoint, num_blocks=int(options.pop("num_blocks", 64)), **options)  # type: ignore[arg-type]
 
 
-def plan(step_id: int, token_ids: tuple[int, ...] = (1, 2, 3), *, block_size: int = 16) -> StepPlan:
-    """A plan of one request that computes all of a prompt and samples one token."""
-    table = array("i", range(-(-len(token_ids) // block_size)))
+def plan(
+    step_id: int, token_ids: tuple[int, ...] = (1, 2, 3), *, first_position: int = 0, block_size: int = 16
+) -> StepPlan:
+    """A plan of one request that computes these tokens and samples one more."""
+    table = array("i", range(-(-(first_position + len(token_ids)) // block_size)))
     item = PlannedTokens(
         request_id="a",
         token_ids=token_ids,
-        first_position=0,
+        first_position=first_position,
         block_table=table.tobytes(),
         num_samples=1,
         sampling=GREEDY,
@@ -83,7 +85,8 @@ async def started(
 
 @on_each_loop
 async def test_a_started_executor_computes_steps_and_tells_its_memory(kind: ExecutorKind) -> None:
-    executor = make(kind, config(block_size=4))
+    failures = Failures()
+    executor = make(kind, config(block_size=4), failures=failures)
     info = await executor.start()
     assert (info.architecture, info.num_blocks, info.namespace) == ("fake", 64, b"fake")
     for step_id in (1, 2, 3):
@@ -94,6 +97,7 @@ async def test_a_started_executor_computes_steps_and_tells_its_memory(kind: Exec
     assert (await executor.memory()).anonymous_bytes > 0
     assert executor.failure is None
     await executor.close()
+    assert failures.count == 0, "an orderly end is no failure"
 
 
 @on_each_loop
@@ -147,14 +151,23 @@ async def test_a_worker_that_ends_in_a_step_fails_every_open_call_at_once(kind: 
 
 
 @on_each_loop
-async def test_a_restarted_worker_is_a_fresh_one_of_the_same_size(kind: ExecutorKind) -> None:
-    executor = make(kind, config("fake:max_len=77", num_blocks=0))
-    first_info = await executor.start()
-    first = await executor.execute(plan(1))
-    info = await executor.restart()
-    assert (info.num_blocks, info.max_model_len) == (first_info.num_blocks, 77)
-    assert (await executor.execute(plan(1))) == first
+async def test_a_restarted_worker_has_the_size_of_the_first(kind: ExecutorKind) -> None:
+    executor = make(kind, config(num_blocks=0), worker=f"{odd_workers.THIS}:load_worker_of_any_size")
+    first = await executor.start()
+    assert first.num_blocks > 0
+    assert await executor.restart() == first
     await executor.close()
+
+
+@on_each_loop
+async def test_a_restarted_worker_has_forgotten_everything(kind: ExecutorKind) -> None:
+    async with started(kind, config()) as executor:
+        await executor.execute(plan(1, (1, 2, 3)))
+        remembering = await executor.execute(plan(2, (4,), first_position=3))
+        await executor.restart()
+        forgetful = await executor.execute(plan(2, (4,), first_position=3))
+        assert list(remembering.samples[0].token_ids) == generate_alone((1, 2, 3, 4), GREEDY)
+        assert forgetful.samples != remembering.samples
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """Workers that misbehave in ways the fake KV worker cannot: factories for both executors."""
 
 import ctypes
+import secrets
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import msgspec
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, UnsupportedModel
@@ -86,6 +89,16 @@ class SummingWorker(OddWorker):
             for item in plan.items
         )
         return StepResult(step_id=plan.step_id, samples=tuple(samples))
+
+
+def load_worker_of_any_size(config: EngineConfig) -> OddWorker:
+    """As large as memory happens to allow, unless it is told."""
+    free = secrets.randbelow(1 << 20) + 1
+    return OddWorker(
+        msgspec.structs.replace(
+            config, num_blocks=config.num_blocks or free, max_model_len=config.max_model_len or free
+        )
+    )
 
 
 def load_lying_worker(config: EngineConfig) -> "LyingWorker":

@@ -13,6 +13,7 @@ import pytest
 from core.config import EngineConfig
 from core.engine.process import ProcessExecutor
 from core.engine.worker_host import bound_spinning
+from core.engine.worker_process import ORPHANED_EXIT_CODE
 from core.errors import WorkerFailed
 from tests.conformance.test_executors import FAKE, Failures, plan
 from tests.core.engine import odd_workers
@@ -72,6 +73,30 @@ async def test_a_worker_stuck_with_the_gil_is_killed_together_with_its_children(
     assert not children()
     await asyncio.to_thread(wait_until_dead, grandchild)
     await executor.close()
+
+
+@on_each_loop
+async def test_a_worker_whose_parent_lets_go_ends_by_itself_in_the_middle_of_a_step() -> None:
+    """Not every system kills the children of the dead; the socket's end tells them everywhere."""
+    config = EngineConfig(checkpoint="", num_blocks=64)
+    executor = ProcessExecutor(
+        config, worker=f"{odd_workers.THIS}:load_hanging_worker", on_failure=Failures()
+    )
+    await executor.start()
+    async with asyncio.TaskGroup() as tasks:
+        step = tasks.create_task(failure_of(executor))
+        await asyncio.sleep(0)
+        assert executor._child is not None
+        assert executor._child._socket is not None
+        executor._child._socket.close()
+    assert f"exited with code {ORPHANED_EXIT_CODE}" in str(step.result())
+    await executor.close()
+
+
+async def failure_of(executor: ProcessExecutor) -> WorkerFailed:
+    with pytest.raises(WorkerFailed) as raised:
+        await executor.execute(plan(1))
+    return raised.value
 
 
 @on_each_loop
