@@ -34,6 +34,7 @@ class Simulation:
         max_prefill_tokens: int = 8,
         max_running: int = 4,
         prefix_cache: bool = True,
+        max_model_len: int = 1 << 20,
     ) -> None:
         self.manager = KVCacheManager(num_blocks, block_size, prefix_cache=prefix_cache)
         self.scheduler = Scheduler(
@@ -41,7 +42,7 @@ class Simulation:
             max_step_tokens=max_step_tokens,
             max_prefill_tokens=max_prefill_tokens,
             max_running=max_running,
-            max_model_len=1 << 20,
+            max_model_len=max_model_len,
         )
         checkpoint = f"fake:vocab={VOCAB_SIZE}"
         config = EngineConfig(checkpoint=checkpoint, block_size=block_size, num_blocks=num_blocks)
@@ -67,10 +68,10 @@ class Simulation:
             sampling=sampling or greedy(4),
             namespace=namespace,
         )
+        self.scheduler.add(request)
         self.requests[request_id] = request
         self.prompts[request_id] = list(prompt_ids)
         self.outputs[request_id] = []
-        self.scheduler.add(request)
         self.scheduler.check()
         return request_id
 

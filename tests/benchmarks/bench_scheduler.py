@@ -1,0 +1,101 @@
+"""How long the loop spends on a step: python -m tests.benchmarks.bench_scheduler
+
+Decoding only, over contexts of 1,000 tokens; and the tree on long prompts. Times in milliseconds.
+"""
+
+import gc
+import statistics
+import time
+from array import array
+
+from core.cache.manager import KVCacheManager
+from core.cache.radix_tree import RadixTree
+from core.request import Request, SamplingParams
+from core.scheduler.plan import SampledTokens, StepPlan, StepResult
+from core.scheduler.scheduler import Scheduler
+
+BLOCK_SIZE = 16
+CONTEXT_TOKENS = 1000
+NUM_STEPS = 400
+
+
+def main() -> None:
+    for num_running in (16, 64, 256):
+        median_ms, p99_ms = decode_step_ms(num_running)
+        print(f"schedule + update, {num_running:3d} running: median {median_ms:.3f} ms, p99 {p99_ms:.3f} ms")
+    for num_tokens in (1000, 10_000, 100_000):
+        print(f"match {num_tokens:6d} cached tokens: median {match_ms(num_tokens):.3f} ms")
+    print(f"evict one of 10,000 leaves: median {evict_ms(10_000):.4f} ms")
+
+
+def decode_step_ms(num_running: int) -> tuple[float, float]:
+    """Median and 99th percentile of schedule() + update() while everybody decodes."""
+    num_blocks = num_running * (CONTEXT_TOKENS + NUM_STEPS + 200) // BLOCK_SIZE
+    scheduler = Scheduler(
+        KVCacheManager(num_blocks, BLOCK_SIZE),
+        max_step_tokens=num_running * CONTEXT_TOKENS,
+        max_prefill_tokens=CONTEXT_TOKENS,
+        max_running=num_running,
+        max_model_len=4096,
+    )
+    sampling = SamplingParams(max_tokens=NUM_STEPS + 100, seed=0, stop_token_ids=(1, 2))
+    for n in range(num_running):
+        # Prompt lengths differ, so that blocks fill up in different steps, as they do in service.
+        prompt_ids = array("i", [n + 3] * (CONTEXT_TOKENS - n % BLOCK_SIZE))
+        request = Request(
+            request_id=f"request-{n}",
+            token_ids=prompt_ids,
+            num_prompt_tokens=len(prompt_ids),
+            sampling=sampling,
+        )
+        scheduler.add(request)
+    _step_s(scheduler)
+    gc.collect()
+    times_s = sorted(_step_s(scheduler) for _ in range(NUM_STEPS))
+    return statistics.median(times_s) * 1e3, times_s[int(len(times_s) * 0.99)] * 1e3
+
+
+def match_ms(num_tokens: int) -> float:
+    tree = RadixTree(BLOCK_SIZE)
+    token_ids = array("i", (n * 7919 % 50_000 for n in range(num_tokens)))
+    num_blocks = num_tokens // BLOCK_SIZE
+    tree.insert(b"", token_ids[: num_blocks * BLOCK_SIZE], range(num_blocks))
+    times_s = []
+    for _ in range(50):
+        start_s = time.perf_counter()
+        tree.match(b"", token_ids)
+        times_s.append(time.perf_counter() - start_s)
+    return statistics.median(times_s) * 1e3
+
+
+def evict_ms(num_leaves: int) -> float:
+    tree = RadixTree(BLOCK_SIZE)
+    for n in range(num_leaves):
+        tree.insert(b"", array("i", [n] * BLOCK_SIZE), [n])
+    times_s = []
+    for _ in range(num_leaves // 2):
+        start_s = time.perf_counter()
+        tree.evict(1)
+        times_s.append(time.perf_counter() - start_s)
+    return statistics.median(times_s) * 1e3
+
+
+def _step_s(scheduler: Scheduler) -> float:
+    """Seconds the loop spends on one step; the model's share is left out."""
+    start_s = time.perf_counter()
+    plan = scheduler.schedule()
+    scheduled_s = time.perf_counter()
+    assert plan is not None
+    result = _result_of(plan)
+    update_s = time.perf_counter()
+    scheduler.update(plan, result)
+    return time.perf_counter() - update_s + scheduled_s - start_s
+
+
+def _result_of(plan: StepPlan) -> StepResult:
+    samples = (SampledTokens(request_id=item.request_id, token_ids=(7,)) for item in plan.items)
+    return StepResult(step_id=plan.step_id, samples=tuple(samples))
+
+
+if __name__ == "__main__":
+    main()
