@@ -162,9 +162,10 @@ class Scheduler:
         requests = self._land(plan)
         samples = iter(result.samples)
         outputs: list[TokenOutput] = []
+        finished = RequestStatus.FINISHED
         for item, request in zip(plan.items, requests, strict=True):
             sample = next(samples) if item.num_samples else None
-            if request.status is RequestStatus.FINISHED:
+            if request.status is finished:
                 self._settle(request)
                 continue
             output = self._confirm(request, len(item.token_ids), sample)
@@ -242,18 +243,15 @@ class Scheduler:
     def _continue_running(self, draft: _Draft) -> None:
         """First those that need one token, so that no running stream waits for another's prompt."""
         behind: list[Request] = []
+        running = RequestStatus.RUNNING
         for request in tuple(self._running.values()):
             num_tokens = request.num_uncomputed_tokens
             if num_tokens > 1:
                 behind.append(request)
-            elif (
-                num_tokens == 1
-                and request.status is RequestStatus.RUNNING
-                and self._make_room(request, draft)
-            ):
+            elif num_tokens == 1 and request.status is running and self._make_room(request, draft):
                 self._plan(request, 1, draft)
         for request in behind:
-            if draft.budget and request.status is RequestStatus.RUNNING:
+            if draft.budget and request.status is running:
                 num_tokens = min(request.num_uncomputed_tokens, self._max_prefill_tokens, draft.budget)
                 self._plan(request, num_tokens, draft)  # its blocks were taken at admission
 
@@ -302,11 +300,12 @@ class Scheduler:
     def _plan(self, request: Request, num_tokens: int, draft: _Draft) -> None:
         first = request.num_computed_tokens + request.num_scheduled_tokens
         end = first + num_tokens
-        samples = end == len(request.token_ids)
+        known = request.token_ids
+        samples = end == len(known)
         draft.items.append(
             PlannedTokens(
                 request_id=request.request_id,
-                token_ids=tuple(request.token_ids[first:end]),
+                token_ids=(known[first],) if num_tokens == 1 else tuple(known[first:end]),
                 first_position=first,
                 block_table=request.block_table.tobytes(),
                 num_samples=1 if samples else 0,
@@ -351,12 +350,13 @@ class Scheduler:
         """Add sampled tokens up to the one that ends the request, if one does."""
         assert token_ids, "a sample without tokens and without an error"
         sampling = request.sampling
+        num_left = sampling.max_tokens - request.num_output_tokens
         for count, token_id in enumerate(token_ids, 1):
             request.token_ids.append(token_id)
             self._num_output_tokens += 1
             if token_id in sampling.stop_token_ids:
                 return token_ids[:count], FinishReason.STOP
-            if request.num_output_tokens >= sampling.max_tokens:
+            if count == num_left:
                 return token_ids[:count], FinishReason.LENGTH
         return token_ids, None
 

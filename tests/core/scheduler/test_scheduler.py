@@ -108,7 +108,7 @@ def test_no_more_requests_run_than_may():
 def test_what_could_never_fit_the_pool_is_refused_with_the_limit():
     scheduler = roomy(num_blocks=4).scheduler
     scheduler.check_admissible(12, 4)
-    with pytest.raises(RequestTooLong, match="12 tokens.*up to 5 more.*the size of the KV cache is 16"):
+    with pytest.raises(RequestTooLong, match=r"12 tokens.*up to 5 more.*the size of the KV cache is 16"):
         scheduler.check_admissible(12, 5)
     assert scheduler.max_request_tokens == 16
 
@@ -327,6 +327,18 @@ def test_a_request_whose_next_token_is_not_known_yet_is_not_planned():
     assert simulation.schedule() is None
     simulation.update()
     simulation.finish_up()
+
+
+def test_a_request_without_room_waits_while_its_only_possible_victim_is_in_flight():
+    simulation = roomy(num_blocks=7, max_prefill_tokens=2)
+    stream, prompt = simulation.add([1] * 7, greedy(12)), simulation.add([2] * 16, greedy(1))
+    simulation.schedule()
+    while simulation.scheduler.num_unfinished:
+        simulation.schedule()
+        simulation.update()
+    assert simulation.requests[stream].num_preemptions == 0
+    assert simulation.output_ids(stream) == alone([1] * 7, 12)
+    assert simulation.output_ids(prompt) == alone([2] * 16, 1)
 
 
 def test_counts_of_how_requests_ended_add_up():
