@@ -39,7 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int = 64
     """Most requests computed in one step."""
     num_threads: int = 0
-    """Compute threads; 0: decide from the cores there are."""
+    """Compute threads; 0: OMP_NUM_THREADS where it is set, else one per core."""
     step_deadline_s: float = 120.0
     """A step that takes longer counts as hung."""
     load_deadline_s: float = 600.0

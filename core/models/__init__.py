@@ -1,0 +1,82 @@
+"""Model architectures, one file each, named after the checkpoint's `general.architecture`.
+
+`ls core/models` is the list of supported models. This file is only the contract (`ModelSpec`)
+and the finder.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from core.errors import UnsupportedModel
+from core.layers import BatchView
+
+
+class ModelConfig(Protocol):
+    """What the engine reads of a model's config; the rest is the model file's own business."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def max_position(self) -> int: ...
+
+
+class Model(Protocol):
+    """A built model. Weights are loaded into its parameters, or modules are swapped for packed ones."""
+
+    def forward(self, token_ids_T: Tensor, batch: BatchView) -> Tensor:
+        """Return the final hidden states, float32 `[T, E]`; the runner picks rows and calls `logits`."""
+        ...
+
+    def logits(self, hidden_RE: Tensor) -> Tensor:
+        """Return float32 `[R, V]` for the picked rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What a model file exports as `MODEL`.
+
+    `read_config(metadata, max_model_len)` raises `KeyError` or `ValueError` for a missing or
+    impossible value; no default is guessed. `gguf_name` maps a parameter's dotted name to the
+    tensor's name in a GGUF file.
+    `row_order` gives, for a linear's name, the row permutation that GGUF's layout needs, or None.
+    """
+
+    read_config: Callable[[Mapping[str, object], int], ModelConfig]
+    build: Callable[[ModelConfig], nn.Module]
+    gguf_name: Callable[[str], str]
+    row_order: Callable[[ModelConfig, str], Tensor | None]
+    tied: tuple[str, str] | None = None
+    """(linear, embedding): where a file lacks the linear's weight, it is the embedding's."""
+
+
+def supported_models() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def find_model(architecture: str, *, path: str) -> ModelSpec:
+    """Return `MODEL` of `core/models/<architecture>.py`.
+
+    Raises:
+        UnsupportedModel: there is no such file; the message lists those there are.
+    """
+    known = supported_models()
+    if architecture not in known:
+        raise UnsupportedModel(
+            path, f"architecture {architecture!r} is not supported; supported: {', '.join(known)}"
+        )
+    spec: ModelSpec = importlib.import_module(f"{__name__}.{architecture}").MODEL
+    return spec

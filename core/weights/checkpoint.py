@@ -31,9 +31,12 @@ class TensorInfo:
 class Checkpoint(Protocol):
     """A memory-mapped model file, checked in full before anybody sees it."""
 
-    path: str
-    metadata: dict[str, MetadataValue]
-    tensors: dict[str, TensorInfo]
+    @property
+    def path(self) -> str: ...
+    @property
+    def metadata(self) -> dict[str, MetadataValue]: ...
+    @property
+    def tensors(self) -> dict[str, TensorInfo]: ...
 
     def raw(self, name: str) -> memoryview:
         """Return the tensor's bytes, read-only and without a copy.

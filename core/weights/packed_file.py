@@ -8,6 +8,7 @@ place, so a mapping stays valid even when a newer one replaces it. Its key names
 the bytes depend on; a file with another key, size or checksum is as good as none.
 """
 
+import ctypes
 import mmap
 import os
 import tempfile
@@ -103,7 +104,10 @@ def readonly_tensor(view: memoryview, dtype: torch.dtype) -> Tensor:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    """The tensor's memory; the tensor must outlive the view."""
+    assert tensor.is_contiguous()
+    num_bytes = tensor.numel() * tensor.element_size()
+    return memoryview((ctypes.c_ubyte * num_bytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def _aligned(size: int) -> int:

@@ -1,0 +1,254 @@
+"""Checkpoint -> model: names, ties, kernels, and each tensor packed exactly once.
+
+A model is built with weights that have no memory; a walk over it then swaps every linear for its
+kernel's packed module and fills it run by run from the mapped file, whose pages are dropped at
+once. So memory peaks at the packed size plus one tensor, and a file that shrinks later is no
+longer looked at.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from core.errors import CheckpointError, UnsupportedModel
+from core.execution.probe import kernel_row_multiple
+from core.layers import Embedding, Linear
+from core.models import ModelConfig, ModelSpec
+from core.quantization import LinearKernel, RowPadded, choose_kernel
+from core.quantization.embedding import HasRows, SharedEmbedding, StoredEmbedding
+from core.quantization.ggml import FLOAT_DTYPES, dequantise
+from core.weights import Checkpoint, TensorInfo
+from core.weights.packed_file import load_packed, readonly_tensor, save_packed
+
+PACK_VERSION = 1
+"""Raised whenever a kernel packs differently."""
+RUN_BYTES = 8 << 20
+"""Float32 bytes of the rows that are unpacked at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    module: nn.Module
+    kernels: dict[str, int]
+    packed_bytes: int
+    from_cache: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a module's weight comes from: the stored tensor, and what it becomes."""
+
+    tensor: str
+    kernel: LinearKernel | None
+
+
+class ModelLoader:
+    """Loads one checkpoint into one model. Used once."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, spec: ModelSpec, config: ModelConfig, *, numerics: str, device: str
+    ) -> None:
+        self._checkpoint, self._spec, self._config = checkpoint, spec, config
+        self._numerics, self._device = numerics, device
+        self._used: set[str] = set()
+        self._missing: list[str] = []
+
+    def load(self, *, identity: str, cache_dir: str) -> LoadedModel:
+        """Build, pack and check.
+
+        Args:
+            identity: digest of the checkpoint, part of the cache file's key.
+
+        Raises:
+            CheckpointError: a tensor is missing or of the wrong shape.
+            UnsupportedModel: the file has tensors this model does not know.
+        """
+        model = self._spec.build(self._config)
+        tied = self._tied_linear()
+        sources = self._place_modules(model, tied)
+        self._refuse_leftovers()
+        kernels = Counter(source.kernel.name for source in sources.values() if source.kernel)
+        key = self._cache_key(identity, sources)
+        path = Path(cache_dir) / f"{key[:32]}.packed" if cache_dir else None
+        cached = load_packed(path, key) if path else None
+        if cached is not None and _assign_buffers(model, sources, cached):
+            return self._finished(model, kernels, sources, from_cache=True)
+        for name, source in sources.items():
+            self._fill(model.get_submodule(name), name, source)
+        if path and save_packed(path, key, dict(_buffers(model, sources))):
+            mapped = load_packed(path, key)  # the anonymous copy is given up for the file's own pages
+            if mapped is not None:
+                _assign_buffers(model, sources, mapped)
+        return self._finished(model, kernels, sources, from_cache=False)
+
+    def _finished(
+        self, model: nn.Module, kernels: Counter[str], sources: dict[str, _Source], *, from_cache: bool
+    ) -> LoadedModel:
+        packed = sum(t.numel() * t.element_size() for _, t in _buffers(model, sources))
+        return LoadedModel(model.eval(), dict(kernels), packed, from_cache)
+
+    def _tied_linear(self) -> str | None:
+        """The linear that has no tensor of its own and shares the embedding's."""
+        if self._spec.tied is None:
+            return None
+        linear, _ = self._spec.tied
+        return None if self._spec.gguf_name(f"{linear}.weight") in self._checkpoint.tensors else linear
+
+    def _place_modules(self, model: nn.Module, tied: str | None) -> dict[str, _Source]:
+        """Swap linears and embeddings for empty packed modules; load the small rest at once."""
+        sources: dict[str, _Source] = {}
+        embeddings: list[tuple[str, Embedding]] = []
+        for name, module in list(model.named_modules()):
+            if isinstance(module, Linear):
+                assert module.bias is None, f"{name}: biases are not loaded yet"
+                tensor_name = self._spec.tied[1] if name == tied and self._spec.tied else name
+                info = self._tensor(f"{tensor_name}.weight", (module.out_features, module.in_features))
+                if info is not None:
+                    sources[name] = self._place_linear(model, name, info)
+            elif isinstance(module, Embedding):
+                embeddings.append((name, module))
+            else:
+                for parameter_name, parameter in module.named_parameters(recurse=False):
+                    self._load_dense(f"{name}.{parameter_name}", parameter)
+        for name, module in embeddings:
+            info = self._tensor(f"{name}.weight", (module.num_embeddings, module.width))
+            if info is None:
+                continue
+            linear = model.get_submodule(tied) if tied and self._spec.tied == (tied, name) else None
+            rows_of = linear.linear if isinstance(linear, RowPadded) else linear
+            if rows_of is not None and hasattr(rows_of, "rows"):
+                _replace(model, name, SharedEmbedding(cast(HasRows, rows_of)))
+            else:
+                row_bytes = info.nbytes // info.shape[0]
+                _replace(model, name, StoredEmbedding(info.shape[0], row_bytes, info.ggml_type))
+                sources[name] = _Source(info.name, None)
+        return sources
+
+    def _place_linear(self, model: nn.Module, name: str, info: TensorInfo) -> _Source:
+        out_features, in_features = info.shape
+        kernel, multiple = self._choose(info.ggml_type, out_features, in_features)
+        module = kernel.empty(out_features, in_features)
+        _replace(model, name, module if multiple == 1 else RowPadded(module, multiple))
+        return _Source(info.name, kernel)
+
+    @lru_cache(maxsize=64)  # noqa: B019 -- the loader lives as long as one load
+    def _choose(self, ggml_type: str, out_features: int, in_features: int) -> tuple[LinearKernel, int]:
+        shape = (out_features, in_features)
+        return choose_kernel(
+            ggml_type,
+            shape,
+            numerics=self._numerics,
+            device=self._device,
+            row_multiple=lambda kernel: kernel_row_multiple(
+                kernel, ggml_type, shape, numerics=self._numerics
+            ),
+        )
+
+    def _tensor(self, parameter: str, shape: tuple[int, ...]) -> TensorInfo | None:
+        name = self._spec.gguf_name(parameter)
+        info = self._checkpoint.tensors.get(name)
+        if info is None:
+            self._missing.append(name)
+            return None
+        self._used.add(name)
+        if info.shape != shape:
+            raise CheckpointError(
+                self._checkpoint.path,
+                f"tensor {name} has shape {info.shape}; the model's metadata calls for {shape}",
+            )
+        return info
+
+    def _load_dense(self, parameter_name: str, parameter: nn.Parameter) -> None:
+        info = self._tensor(parameter_name, tuple(parameter.shape))
+        if info is None:
+            return
+        if info.ggml_type not in FLOAT_DTYPES:
+            raise UnsupportedModel(
+                self._checkpoint.path,
+                f"tensor {info.name} is {info.ggml_type}; supported: {', '.join(FLOAT_DTYPES)}",
+            )
+        parameter.data = dequantise(self._raw(info), info.ggml_type).view(parameter.shape).clone()
+        self._checkpoint.drop_pages(info.name)
+
+    def _raw(self, info: TensorInfo) -> Tensor:
+        """The tensor's bytes, uint8 `[rows, row bytes]`."""
+        raw = readonly_tensor(self._checkpoint.raw(info.name), torch.uint8)
+        return raw.view(info.shape[0] if len(info.shape) > 1 else 1, -1)
+
+    def _fill(self, module: nn.Module, name: str, source: _Source) -> None:
+        info = self._checkpoint.tensors[source.tensor]
+        raw = self._raw(info)
+        if source.kernel is None:
+            module.get_buffer("raw").copy_(raw)
+        else:
+            target = module.linear if isinstance(module, RowPadded) else module
+            order = self._spec.row_order(self._config, name)
+            granularity = source.kernel.row_granularity
+            run = max(granularity, RUN_BYTES // (4 * info.shape[1]) // granularity * granularity)
+            for first in range(0, info.shape[0], run):
+                rows = raw[first : first + run] if order is None else raw[order[first : first + run]]
+                source.kernel.pack(target, first, rows, info.ggml_type)
+        del raw
+        self._checkpoint.drop_pages(info.name)
+
+    def _refuse_leftovers(self) -> None:
+        unused = sorted(set(self._checkpoint.tensors) - self._used)
+        if self._missing:
+            raise CheckpointError(
+                self._checkpoint.path, f"tensors are missing: {_listed(sorted(self._missing))}"
+            )
+        if unused:
+            raise UnsupportedModel(
+                self._checkpoint.path, f"this architecture does not know the tensors {_listed(unused)}"
+            )
+
+    def _cache_key(self, identity: str, sources: dict[str, _Source]) -> str:
+        parts = [
+            identity,
+            self._numerics,
+            self._device,
+            torch.__version__,
+            torch.backends.cpu.get_cpu_capability(),
+            str(PACK_VERSION),
+        ]
+        parts += [
+            f"{name}={source.kernel.name if source.kernel else 'stored'}" for name, source in sources.items()
+        ]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, module)
+
+
+def _buffers(model: nn.Module, sources: dict[str, _Source]) -> Iterator[tuple[str, Tensor]]:
+    """What the packed modules hold, by dotted name."""
+    for name in sources:
+        for buffer_name, buffer in model.get_submodule(name).named_buffers():
+            yield f"{name}.{buffer_name}", buffer
+
+
+def _assign_buffers(model: nn.Module, sources: dict[str, _Source], tensors: dict[str, Tensor]) -> bool:
+    """Point every packed module at the mapped tensors; False (and nothing done) where one does not fit."""
+    wanted = dict(_buffers(model, sources))
+    for name, buffer in wanted.items():
+        mapped = tensors.get(name)
+        if mapped is None or mapped.shape != buffer.shape or mapped.dtype != buffer.dtype:
+            return False
+    for name in wanted:
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, tensors[name])
+    return True

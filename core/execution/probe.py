@@ -1,0 +1,128 @@
+"""What `numerics=stable` needs of this machine, tried out before it is relied on.
+
+torch's products and private operators differ between processors and versions. Each one used in
+`stable` is compared, on random data, with itself at other row counts. A kernel that fails is not
+chosen; an element-wise function that fails has no stand-in, and loading refuses by name.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from core.attention.tiled import TILE_TOKENS, RowRule
+from core.errors import ConfigError
+from core.layers.mlp import silu
+from core.quantization import LinearKernel, RowPadded, dequantise, quantise
+
+ROW_MULTIPLES = (1, 2, 4, 8, 16, 32)
+ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 31, 33, 64)
+MOST_PROBED_FEATURES = 1024
+TOLERANCE = 0.02
+"""Relative error against float64 above which a kernel counts as wrong (bfloat16 gives about 0.003)."""
+
+
+def is_row_invariant(compute: Callable[[Tensor], Tensor], inputs: Tensor, row_counts: Sequence[int]) -> bool:
+    """Whether the first rows come out the same, bit for bit, for every number of rows."""
+    whole = compute(inputs)
+    return all(torch.equal(compute(inputs[:n]), whole[:n]) for n in row_counts)
+
+
+def kernel_row_multiple(
+    kernel: LinearKernel, ggml_type: str, shape: tuple[int, int], *, numerics: str
+) -> int | None:
+    """The multiple of rows at which a kernel is row-invariant (1 outside `stable`); None: unusable.
+
+    Unusable: the operator is missing, refuses the shape, or disagrees with float64.
+    """
+    out_features, in_features = min(shape[0], MOST_PROBED_FEATURES), shape[1]
+    generator = torch.Generator().manual_seed(1)
+    raw = quantise(torch.randn(out_features, in_features, generator=generator), ggml_type)
+    x = torch.randn(65, in_features, generator=generator)
+    try:
+        module = kernel.empty(out_features, in_features)
+        kernel.pack(module, 0, raw, ggml_type)
+        result = module(x)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return None
+    exact = x.double() @ dequantise(raw, ggml_type).double().T
+    if not (result.double() - exact).norm() <= TOLERANCE * exact.norm():
+        return None
+    if numerics != "stable":
+        return 1
+    for multiple in ROW_MULTIPLES:
+        padded = module if multiple == 1 else RowPadded(module, multiple)
+        if is_row_invariant(padded, x, ROW_COUNTS):
+            return multiple
+    return None
+
+
+def attention_row_rule(head_dim: int, tile: int, *, num_rows: int) -> RowRule:
+    """The weakest rule under which the attention's two products are row-invariant here.
+
+    Args:
+        tile: KV tokens of a tile.
+        num_rows: most rows of a group, so that long prompts are tried too.
+
+    Raises:
+        ConfigError: not even products of one fixed shape agree; `stable` cannot be kept.
+    """
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(5, num_rows, head_dim, generator=generator)
+    k = torch.randn(5, tile, head_dim, generator=generator)
+    weights = torch.rand(5, num_rows, tile, generator=generator)
+    products = ((q, k.transpose(1, 2)), (weights, k))
+    for exact in (False, True):
+        for multiple in ROW_MULTIPLES:
+            rule = RowRule(multiple, exact)
+            if all(_bmm_is_invariant(rule, a, b) for a, b in products):
+                return rule
+    raise ConfigError(
+        "numerics=stable: this processor's batched product is not row-invariant; use numerics=fast"
+    )
+
+
+def _bmm_is_invariant(rule: RowRule, a_JMC: Tensor, b_JCN: Tensor) -> bool:
+    whole_rows = a_JMC.shape[1] - a_JMC.shape[1] % 32
+    whole = rule.bmm(a_JMC[:, :whole_rows].contiguous(), b_JCN)
+    counts = [n for n in (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 64) if n * rule.multiple <= whole_rows]
+    return all(
+        torch.equal(
+            rule.bmm(a_JMC[:j, : n * rule.multiple].contiguous(), b_JCN[:j]), whole[:j, : n * rule.multiple]
+        )
+        for n in counts
+        for j in (1, 2, 5)
+    )
+
+
+def check_elementwise() -> None:
+    """Check that `exp` and `silu` do not depend on an element's place in its buffer.
+
+    Raises:
+        ConfigError: they do; `stable` cannot be kept.
+    """
+    x = torch.randn(1 << 16, generator=torch.Generator().manual_seed(3)) * 6
+    for name, function in (("exp", torch.exp), ("silu", silu)):
+        whole = function(x)
+        for first, count in ((1, 1 << 15), (3, 777), (5, 33), (7, 5), (9, 1), (1 << 15, 1 << 15)):
+            if not torch.equal(function(x[first : first + count]), whole[first : first + count]):
+                raise ConfigError(
+                    f"numerics=stable: {name} depends on an element's place here; use numerics=fast"
+                )
+
+
+def check_row_reductions(width: int) -> None:
+    """Check that the norm's and the softmax's row reductions do not depend on the number of rows.
+
+    Raises:
+        ConfigError: they do; `stable` cannot be kept.
+    """
+    generator = torch.Generator().manual_seed(4)
+    norm: Callable[[Tensor], Tensor] = nn.RMSNorm(width, eps=1e-5)
+    reductions = (("rms_norm", norm, width), ("sum", lambda x: x.sum(-1), TILE_TOKENS))
+    with torch.inference_mode():
+        for name, compute, size in reductions:
+            if not is_row_invariant(compute, torch.randn(200, size, generator=generator), ROW_COUNTS):
+                raise ConfigError(
+                    f"numerics=stable: {name} depends on the number of rows here; use numerics=fast"
+                )

@@ -1,0 +1,174 @@
+"""The real worker: a checkpoint, its KV pool and a runner on one device."""
+
+import ctypes
+import hashlib
+import time
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from core.attention.tiled import TILE_TOKENS, RowRule, TiledAttention
+from core.config import EngineConfig
+from core.errors import CheckpointError, ConfigError
+from core.execution.kv_storage import KVStorage, kv_bytes_per_token
+from core.execution.loading import ModelLoader
+from core.execution.memory import default_pool_bytes, process_memory
+from core.execution.probe import attention_row_rule, check_elementwise, check_row_reductions
+from core.execution.runner import Runner
+from core.execution.worker_info import WorkerInfo, WorkerMemory
+from core.models import Model, ModelConfig, ModelSpec, find_model
+from core.scheduler.plan import StepPlan, StepResult
+from core.weights import GGUFCheckpoint, open_gguf
+
+KV_DTYPES = {"stable": torch.float16, "fast": torch.float16, "reference": torch.float32}
+MOST_DEFAULT_BLOCKS = 1 << 20
+
+
+class ModelWorker:
+    """Computes plans with real tensors. Called from one thread only."""
+
+    def __init__(self, info: WorkerInfo, runner: Runner) -> None:
+        self.info, self.runner = info, runner
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return self.runner.execute(plan)
+
+    def memory(self) -> WorkerMemory:
+        return process_memory()
+
+    def close(self) -> None:
+        del self.runner
+
+
+def load_worker(config: EngineConfig) -> ModelWorker:
+    """Load the checkpoint and allocate the KV pool.
+
+    Raises:
+        CheckpointError: the file cannot be used.
+        ConfigError: the options cannot be kept on this machine.
+    """
+    started = time.monotonic()
+    device = pick_device(config.device)
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    checkpoint = open_gguf(config.checkpoint)
+    try:
+        identity = _identity(checkpoint)
+        spec, model_config = _read_model(checkpoint, config)
+        loader = ModelLoader(checkpoint, spec, model_config, numerics=config.numerics, device=device.type)
+        loaded = loader.load(identity=identity + _file_stamp(config.checkpoint), cache_dir=config.cache_dir)
+    finally:
+        checkpoint.close()
+    loaded.module.to(device)
+    return_free_memory()
+    storage = _allocate_storage(config, model_config, device)
+    attention = TiledAttention(
+        num_heads=model_config.num_heads,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        row_rule=_row_rule(config, model_config, device),
+    )
+    runner = Runner(cast(Model, loaded.module), storage, attention, device=device)
+    info = WorkerInfo(
+        num_blocks=storage.num_blocks,
+        block_size=storage.block_size,
+        max_model_len=model_config.max_position,
+        vocab_size=model_config.vocab_size,
+        device=str(device),
+        numerics=config.numerics,
+        architecture=str(checkpoint.metadata["general.architecture"]),
+        kernels=loaded.kernels,
+        num_threads=torch.get_num_threads(),
+        model_file_bytes=Path(config.checkpoint).stat().st_size,
+        packed_weight_bytes=loaded.packed_bytes,
+        kv_bytes=storage.num_bytes,
+        kv_bytes_per_token=_bytes_per_token(config, model_config),
+        load_s=time.monotonic() - started,
+        namespace=hashlib.sha256(f"{identity}/{config.numerics}/{storage.dtype}".encode()).digest(),
+    )
+    return ModelWorker(info, runner)
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device to compute on. Raises `ConfigError` where a GPU is asked for and there is none."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch finds no usable GPU here; use device=cpu or auto")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def return_free_memory() -> None:
+    """Give what loading has freed back to the system, where the C library can (glibc)."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError):
+        return
+
+
+def _read_model(checkpoint: GGUFCheckpoint, config: EngineConfig) -> tuple[ModelSpec, ModelConfig]:
+    architecture = checkpoint.metadata.get("general.architecture")
+    spec = find_model(str(architecture), path=checkpoint.path)
+    try:
+        return spec, spec.read_config(checkpoint.metadata, config.max_model_len)
+    except KeyError as error:
+        raise CheckpointError(checkpoint.path, f"metadata key {error} is missing") from None
+    except ValueError as error:
+        raise CheckpointError(checkpoint.path, str(error)) from None
+
+
+def _row_rule(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> RowRule:
+    """Try out what `stable` relies on. Other numerics and devices make no promise and need no rule."""
+    if config.numerics != "stable" or device.type != "cpu":
+        return RowRule()
+    check_elementwise()
+    check_row_reductions(model_config.num_heads * model_config.head_dim)
+    longest = config.max_prefill_tokens * (model_config.num_heads // model_config.num_kv_heads)
+    tile = max(1, TILE_TOKENS // config.block_size) * config.block_size
+    return attention_row_rule(model_config.head_dim, tile, num_rows=max(64, min(longest, 1024)))
+
+
+def _bytes_per_token(config: EngineConfig, model_config: ModelConfig) -> int:
+    return kv_bytes_per_token(
+        num_layers=model_config.num_layers,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        dtype=KV_DTYPES[config.numerics],
+    )
+
+
+def _allocate_storage(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> KVStorage:
+    bytes_per_block = _bytes_per_token(config, model_config) * config.block_size
+    pool_bytes = config.kv_bytes or default_pool_bytes(device)
+    num_blocks = config.num_blocks or min(pool_bytes // bytes_per_block, MOST_DEFAULT_BLOCKS)
+    if num_blocks < 1:
+        raise ConfigError(
+            f"kv_bytes is {pool_bytes}; one block of {config.block_size} tokens takes {bytes_per_block} bytes"
+        )
+    try:
+        return KVStorage(
+            num_blocks,
+            config.block_size,
+            num_layers=model_config.num_layers,
+            num_kv_heads=model_config.num_kv_heads,
+            head_dim=model_config.head_dim,
+            dtype=KV_DTYPES[config.numerics],
+            device=device,
+        )
+    except (RuntimeError, OSError) as error:  # what torch and the system say when memory cannot be had
+        raise ConfigError(
+            f"the KV pool of {num_blocks} blocks needs {num_blocks * bytes_per_block} bytes"
+        ) from error
+
+
+def _identity(checkpoint: GGUFCheckpoint) -> str:
+    """A digest of all that the file says about itself: metadata and where each tensor lies."""
+    digest = hashlib.sha256()
+    digest.update(repr(sorted(checkpoint.metadata.items())).encode())
+    digest.update(repr(sorted(checkpoint.tensors.items())).encode())
+    return digest.hexdigest()
+
+
+def _file_stamp(path: str) -> str:
+    """Changes when the file's content does, short of deceit."""
+    stat = Path(path).stat()
+    return f"/{stat.st_size}/{stat.st_mtime_ns}/{stat.st_ino}"
