@@ -13,7 +13,7 @@ from gateway.lifecycle import Lifecycle
 from gateway.middleware.access_log import access_log_middleware
 from gateway.middleware.drain import drain_middleware
 from gateway.middleware.errors import errors_middleware
-from gateway.middleware.request_id import add_request_id_header, request_id_middleware
+from gateway.middleware.request_id import add_standard_headers, request_id_middleware
 from gateway.sse import KeepAlive
 from gateway.telemetry.metrics import Metrics
 
@@ -32,7 +32,7 @@ def build_app(config: ServerConfig) -> web.Application:
     app[BACKENDS] = Backends(aliases=config.aliases)
     app[METRICS] = Metrics(admission=app[ADMISSION], backends=app[BACKENDS])
     app[KEEP_ALIVE] = KeepAlive(every_s=config.keep_alive_s)
-    app.on_response_prepare.append(add_request_id_header)
+    app.on_response_prepare.append(add_standard_headers)
 
     for dialect in find_dialects():
         app.router.add_post(dialect.path, generate_handler(dialect))

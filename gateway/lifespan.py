@@ -32,7 +32,7 @@ OpenBackend = Callable[[ServerConfig], AbstractAsyncContextManager[Backend]]
 _log = structlog.get_logger("gateway.lifespan")
 
 
-def serve(config: ServerConfig) -> int:
+def serve(config: ServerConfig, *, open_backend: OpenBackend = open_local_backend) -> int:
     """Serve until a signal says stop. Returns the exit code; failures are one line on stderr."""
     configure_logging(level=config.log_level, log_format=config.log_format)
     try:
@@ -45,7 +45,7 @@ def serve(config: ServerConfig) -> int:
     exit_code = 0
     with sock:
         try:
-            uvloop.run(run(build_app(config), sock=sock, open_backend=open_local_backend))
+            uvloop.run(run(build_app(config), sock=sock, open_backend=open_backend))
         except* (EngineError, TokenizationError) as group:
             _say(_first(group))
             exit_code = 1

@@ -23,7 +23,8 @@ async def request_id_middleware(request: web.Request, handler: Handler) -> web.S
     return await handler(request)
 
 
-async def add_request_id_header(http: web.Request, response: web.StreamResponse) -> None:
-    """Called when a response's headers are about to leave, so that streams have it too."""
+async def add_standard_headers(http: web.Request, response: web.StreamResponse) -> None:
+    """Called when a response's headers are about to leave, so that streams have the id too."""
+    response.headers["Server"] = "tidegate"  # and not the versions beneath it
     if record := http.get(RECORD):
         response.headers[HEADER] = record.client_request_id or record.request_id

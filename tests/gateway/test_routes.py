@@ -117,6 +117,7 @@ async def test_every_response_has_an_id_of_ours_unless_the_clients_is_harmless()
         ours = (await ask(server, chat_body(stream=True))).headers["x-request-id"]
         theirs = await ask(server, chat_body(), headers="X-Request-Id: trace-1:a.b_C\r\n")
         assert re.fullmatch("[0-9a-f]{32}", ours)
+        assert theirs.headers["server"] == "tidegate"
         assert theirs.headers["x-request-id"] == "trace-1:a.b_C"
         assert "trace" not in theirs.json["id"]
         for bad in ("x" * 129, "a b", "<script>", "\u00e9"):

@@ -1,0 +1,78 @@
+"""Permits: as many as there are, each given back, none after the door has closed."""
+
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from gateway.admission import Admission
+from gateway.errors import Draining, Overloaded
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    """Any order of entering, leaving and closing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.admission = Admission(max_admitted=3)
+        self.scopes: list[ExitStack] = []
+
+    @rule()
+    def enter(self) -> None:
+        scope = ExitStack()
+        try:
+            scope.enter_context(self.admission.permit())
+        except Draining:
+            assert self.admission.draining
+        except Overloaded:
+            assert len(self.scopes) == 3
+        else:
+            assert len(self.scopes) < 3
+            assert not self.admission.draining
+            self.scopes.append(scope)
+
+    @rule(which=st.integers(0, 2))
+    def leave(self, which: int) -> None:
+        if which < len(self.scopes):
+            self.scopes.pop(which).close()
+
+    @rule()
+    def close_the_door(self) -> None:
+        self.admission.close()
+
+    @invariant()
+    def permits_are_scopes(self) -> None:
+        self.admission.check()
+        assert self.admission.num_admitted == len(self.scopes)
+
+    def teardown(self) -> None:
+        for scope in self.scopes:
+            scope.close()
+        assert self.admission.num_admitted == 0
+        self.admission.check()
+
+
+TestAdmissionMachine = AdmissionMachine.TestCase
+
+
+@given(st.sampled_from([ValueError, KeyboardInterrupt, GeneratorExit]))
+def test_a_permit_comes_back_whatever_ends_its_scope(error: type[BaseException]) -> None:
+    admission = Admission(max_admitted=1)
+    with pytest.raises(error), admission.permit():
+        raise error
+    with admission.permit():
+        assert admission.num_admitted == 1
+
+
+async def test_idle_waits_for_the_last_permit() -> None:
+    admission = Admission(max_admitted=2)
+    await admission.idle()
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(admission.permit())
+    second.enter_context(admission.permit())
+    idle = admission.idle()
+    first.close()
+    second.close()
+    await idle
