@@ -48,7 +48,18 @@ def install(wheel: Path, folder: Path) -> Path:
     extra = ["--extra-index-url", index] if index else []
     python = folder / "bin" / "python"
     constraints = str(ROOT / "constraints-dev.txt")
-    run(str(python), "-m", "pip", "install", "--quiet", "--constraint", constraints, *extra, str(wheel))
+    run(
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-compile",
+        "--constraint",
+        constraints,
+        *extra,
+        str(wheel),
+    )
     return folder / "bin" / "tidegate"
 
 
