@@ -1,4 +1,4 @@
-"""Builds the wheel, installs it into a fresh environment, and streams one chat from the server in it.
+"""Builds the wheel, installs it into a fresh environment, streams one chat from it and runs the examples.
 
 Run by `make wheel-test`. Needs the default model in the cache.
 """
@@ -119,6 +119,17 @@ def chat(port: int) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
+def run_examples(port: int) -> None:
+    """Each example works against the server, and says something."""
+    environment = {**os.environ, "TIDEGATE_URL": f"http://127.0.0.1:{port}"}
+    examples = sorted((ROOT / "examples").glob("*.py"))
+    assert examples, "there are no examples"
+    for example in examples:
+        command = [sys.executable, str(example), PROMPT]
+        said = subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120).stdout
+        assert said.strip(), f"{example.name} printed nothing"
+
+
 def run(*command: str) -> None:
     subprocess.run(command, check=True)
 
@@ -131,6 +142,7 @@ def main() -> None:
         tidegate = install(wheel, folder / "venv")
         with serving(tidegate, folder) as port:
             answer = chat(port)
+            run_examples(port)
     assert "Paris" in answer, f"{PROMPT!r} was answered {answer!r}"
     print(f"{wheel.name}: installed, served and answered {answer!r}")
 
