@@ -69,7 +69,7 @@ clean:
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
 		sys.exit(0 if v >= (3, 11) else "Tidegate needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try make PYTHON=python3.11" % v[:2])'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }  # half an environment would look whole
 
 $(READY): | $(BIN)/python
 	$(PIP_INSTALL) --editable .
