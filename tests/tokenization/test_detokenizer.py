@@ -105,6 +105,13 @@ def test_offsets_map_to_tokens_in_broken_utf8_too(raw: bytes) -> None:
         assert detokenizer.num_tokens_before(offset) == before
 
 
+def test_an_encoded_surrogate_is_two_broken_characters_at_once() -> None:
+    detokenizer = Detokenizer(BYTES)
+    assert [detokenizer.push([byte]) for byte in b"\xed\xa0x"] == ["", "\ufffd\ufffd", "x"]
+    detokenizer.check()
+    assert [detokenizer.num_tokens_before(offset) for offset in range(4)] == [0, 1, 2, 3]
+
+
 def test_a_hundred_thousand_tokens_one_by_one_give_the_whole_text(smollm: Tokenizer) -> None:
     ids = [(n * 7919) % smollm.vocab_size for n in range(100_000)]
     detokenizer = Detokenizer(smollm)
