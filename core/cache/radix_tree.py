@@ -131,14 +131,12 @@ class RadixTree:
 
     def lock(self, node: Node) -> None:
         """Keep the path to `node` from eviction until as many `unlock` calls."""
-        self._now += 1
         step: Node | None = node
         while step is not None:
             if step.lock_count == 0:
                 self._num_evictable -= len(step.block_ids)
                 self._unqueue(step)
             step.lock_count += 1
-            step.last_used = self._now
             if step.parent is None:
                 self._keep_root(step)
             step = step.parent

@@ -8,7 +8,7 @@ class Usage(Protocol):
 
     @property
     def last_used(self) -> int:
-        """Value of the tree's counter when a request last held the node."""
+        """Value of the tree's counter when a request last let go of the node."""
         ...
 
 

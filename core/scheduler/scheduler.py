@@ -27,13 +27,12 @@ from core.scheduler.stats import SchedulerStats
 class _Draft:
     """A step while it is being planned."""
 
-    __slots__ = ("budget", "items", "num_preempted", "requests")
+    __slots__ = ("budget", "items", "requests")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.items: list[PlannedTokens] = []
         self.requests: list[Request] = []
-        self.num_preempted = 0
 
 
 class Scheduler:
@@ -146,8 +145,7 @@ class Scheduler:
         """Plan one step: running requests first, then waiting ones. None if nothing can be computed now."""
         draft = _Draft(self._max_step_tokens)
         self._continue_running(draft)
-        if not draft.num_preempted:
-            self._admit_waiting(draft)
+        self._admit_waiting(draft)
         if not draft.items:
             assert self._in_flight or not self._requests, "nothing is in flight and nobody can go on"
             return None
@@ -248,25 +246,25 @@ class Scheduler:
             num_tokens = request.num_uncomputed_tokens
             if num_tokens > 1:
                 behind.append(request)
-            elif num_tokens == 1 and request.status is running and self._make_room(request, draft):
+            elif num_tokens == 1 and request.status is running and self._make_room(request):
                 self._plan(request, 1, draft)
         for request in behind:
             if draft.budget and request.status is running:
                 num_tokens = min(request.num_uncomputed_tokens, self._max_prefill_tokens, draft.budget)
                 self._plan(request, num_tokens, draft)  # its blocks were taken at admission
 
-    def _make_room(self, request: Request, draft: _Draft) -> bool:
+    def _make_room(self, request: Request) -> bool:
         """Grow by one token, preempting from the young end until it fits or is itself the victim."""
         while not self._manager.try_grow(request, 1):
             victim = next(r for r in reversed(self._running.values()) if r.num_scheduled_tokens == 0)
             if victim is request and self._in_flight:
                 return False  # the others are in flight, and one may soon end or become a victim: just wait
-            self._preempt(victim, draft)
+            self._preempt(victim)
             if victim is request:
                 return False
         return True
 
-    def _preempt(self, request: Request, draft: _Draft) -> None:
+    def _preempt(self, request: Request) -> None:
         self._manager.release(request)
         del self._running[request.request_id]
         request.status = RequestStatus.WAITING
@@ -274,7 +272,6 @@ class Scheduler:
         request.num_preemptions += 1
         self._waiting.push_back(request)
         self._num_preemptions += 1
-        draft.num_preempted += 1
 
     def _admit_waiting(self, draft: _Draft) -> None:
         """Admit from the head while budget and room last; nobody overtakes.

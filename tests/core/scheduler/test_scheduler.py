@@ -330,15 +330,15 @@ def test_a_request_whose_next_token_is_not_known_yet_is_not_planned():
 
 
 def test_a_request_without_room_waits_while_its_only_possible_victim_is_in_flight():
-    simulation = roomy(num_blocks=7, max_prefill_tokens=2)
-    stream, prompt = simulation.add([1] * 7, greedy(12)), simulation.add([2] * 16, greedy(1))
+    simulation = roomy(num_blocks=12, max_prefill_tokens=2)
+    stream, prompt = simulation.add([1] * 3, greedy(12)), simulation.add([2] * 40, greedy(1))
     simulation.schedule()
     while simulation.scheduler.num_unfinished:
         simulation.schedule()
         simulation.update()
     assert simulation.requests[stream].num_preemptions == 0
-    assert simulation.output_ids(stream) == alone([1] * 7, 12)
-    assert simulation.output_ids(prompt) == alone([2] * 16, 1)
+    assert simulation.output_ids(stream) == alone([1] * 3, 12)
+    assert simulation.output_ids(prompt) == alone([2] * 40, 1)
 
 
 def test_counts_of_how_requests_ended_add_up():
