@@ -10,7 +10,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -29,8 +28,8 @@ from core.weights.packed_file import load_packed, readonly_tensor, save_packed
 
 PACK_VERSION = 1
 """Raised whenever a kernel packs differently."""
-RUN_BYTES = 8 << 20
-"""Float32 bytes of the rows that are unpacked at a time."""
+RUN_BYTES = 2 << 20
+"""Float32 bytes of the rows that are unpacked at a time; packing needs about five times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,7 @@ class ModelLoader:
         self._numerics, self._device = numerics, device
         self._used: set[str] = set()
         self._missing: list[str] = []
+        self._chosen: dict[tuple[str, int, int], tuple[LinearKernel, int]] = {}
 
     def load(self, *, identity: str, cache_dir: str) -> LoadedModel:
         """Build, pack and check.
@@ -138,18 +138,21 @@ class ModelLoader:
         _replace(model, name, module if multiple == 1 else RowPadded(module, multiple))
         return _Source(info.name, kernel)
 
-    @lru_cache(maxsize=64)  # noqa: B019 -- the loader lives as long as one load
     def _choose(self, ggml_type: str, out_features: int, in_features: int) -> tuple[LinearKernel, int]:
-        shape = (out_features, in_features)
-        return choose_kernel(
-            ggml_type,
-            shape,
-            numerics=self._numerics,
-            device=self._device,
-            row_multiple=lambda kernel: kernel_row_multiple(
-                kernel, ggml_type, shape, numerics=self._numerics
-            ),
-        )
+        """Each kind of weight is tried out once."""
+        wanted = (ggml_type, out_features, in_features)
+        if wanted not in self._chosen:
+            shape = (out_features, in_features)
+            self._chosen[wanted] = choose_kernel(
+                ggml_type,
+                shape,
+                numerics=self._numerics,
+                device=self._device,
+                row_multiple=lambda kernel: kernel_row_multiple(
+                    kernel, ggml_type, shape, numerics=self._numerics
+                ),
+            )
+        return self._chosen[wanted]
 
     def _tensor(self, parameter: str, shape: tuple[int, ...]) -> TensorInfo | None:
         name = self._spec.gguf_name(parameter)

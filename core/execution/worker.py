@@ -12,7 +12,7 @@ from core.attention.tiled import TILE_TOKENS, RowRule, TiledAttention
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError
 from core.execution.kv_storage import KVStorage, kv_bytes_per_token
-from core.execution.loading import ModelLoader
+from core.execution.loading import LoadedModel, ModelLoader
 from core.execution.memory import default_pool_bytes, process_memory
 from core.execution.probe import attention_row_rule, check_elementwise, check_row_reductions
 from core.execution.runner import Runner
@@ -52,16 +52,7 @@ def load_worker(config: EngineConfig) -> ModelWorker:
     device = pick_device(config.device)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    checkpoint = open_gguf(config.checkpoint)
-    try:
-        identity = _identity(checkpoint)
-        spec, model_config = _read_model(checkpoint, config)
-        loader = ModelLoader(checkpoint, spec, model_config, numerics=config.numerics, device=device.type)
-        loaded = loader.load(identity=identity + _file_stamp(config.checkpoint), cache_dir=config.cache_dir)
-    finally:
-        checkpoint.close()
-    loaded.module.to(device)
-    return_free_memory()
+    model_config, architecture, identity, loaded = _load_model(config, device)
     storage = _allocate_storage(config, model_config, device)
     attention = TiledAttention(
         num_heads=model_config.num_heads,
@@ -77,7 +68,7 @@ def load_worker(config: EngineConfig) -> ModelWorker:
         vocab_size=model_config.vocab_size,
         device=str(device),
         numerics=config.numerics,
-        architecture=str(checkpoint.metadata["general.architecture"]),
+        architecture=architecture,
         kernels=loaded.kernels,
         num_threads=torch.get_num_threads(),
         model_file_bytes=Path(config.checkpoint).stat().st_size,
@@ -87,7 +78,23 @@ def load_worker(config: EngineConfig) -> ModelWorker:
         load_s=time.monotonic() - started,
         namespace=hashlib.sha256(f"{identity}/{config.numerics}/{storage.dtype}".encode()).digest(),
     )
+    return_free_memory()  # last: the probes and the checkpoint's metadata are gone by now
     return ModelWorker(info, runner)
+
+
+def _load_model(config: EngineConfig, device: torch.device) -> tuple[ModelConfig, str, str, LoadedModel]:
+    """Return the model with its config, its architecture's name and the checkpoint's digest."""
+    checkpoint = open_gguf(config.checkpoint)
+    try:
+        identity = _identity(checkpoint)
+        architecture = _architecture(checkpoint)
+        spec, model_config = _read_model(checkpoint, architecture, config.max_model_len)
+        loader = ModelLoader(checkpoint, spec, model_config, numerics=config.numerics, device=device.type)
+        loaded = loader.load(identity=identity + _file_stamp(config.checkpoint), cache_dir=config.cache_dir)
+    finally:
+        checkpoint.close()
+    loaded.module.to(device)
+    return model_config, architecture, identity, loaded
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -105,11 +112,19 @@ def return_free_memory() -> None:
         return
 
 
-def _read_model(checkpoint: GGUFCheckpoint, config: EngineConfig) -> tuple[ModelSpec, ModelConfig]:
+def _architecture(checkpoint: GGUFCheckpoint) -> str:
     architecture = checkpoint.metadata.get("general.architecture")
-    spec = find_model(str(architecture), path=checkpoint.path)
+    if not isinstance(architecture, str):
+        raise CheckpointError(checkpoint.path, "metadata key 'general.architecture' is missing or no text")
+    return architecture
+
+
+def _read_model(
+    checkpoint: GGUFCheckpoint, architecture: str, max_model_len: int
+) -> tuple[ModelSpec, ModelConfig]:
+    spec = find_model(architecture, path=checkpoint.path)
     try:
-        return spec, spec.read_config(checkpoint.metadata, config.max_model_len)
+        return spec, spec.read_config(checkpoint.metadata, max_model_len)
     except KeyError as error:
         raise CheckpointError(checkpoint.path, f"metadata key {error} is missing") from None
     except ValueError as error:

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+POSITIONS_AT_A_TIME = 4096
+
 
 class Rotary(nn.Module):
     """Rotates pairs `(i, i + D/2)` of each head by an angle that grows with the position.
@@ -17,10 +19,15 @@ class Rotary(nn.Module):
         assert head_dim % 2 == 0, head_dim
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
         inv_freq = torch.exp(-exponents * math.log(theta))
-        angles_PD = torch.outer(torch.arange(max_positions, dtype=torch.float64), inv_freq).repeat(1, 2)
-        self.register_buffer("cos_PD", angles_PD.cos().float(), persistent=False)
-        sin_PD = angles_PD.sin().float()
-        sin_PD[:, : head_dim // 2].neg_()  # so that rotation is one roll: x * cos + roll(x, D/2) * sin
+        cos_PD = torch.empty(max_positions, head_dim)
+        sin_PD = torch.empty(max_positions, head_dim)
+        for first in range(0, max_positions, POSITIONS_AT_A_TIME):  # float64 tables of a long context are large
+            last = min(first + POSITIONS_AT_A_TIME, max_positions)
+            angles = torch.outer(torch.arange(first, last, dtype=torch.float64), inv_freq)
+            cos_PD[first:last] = angles.cos().repeat(1, 2)
+            # half of it negated, so that rotation is one roll: x * cos + roll(x, D/2) * sin
+            sin_PD[first:last] = torch.cat((-angles.sin(), angles.sin()), 1)
+        self.register_buffer("cos_PD", cos_PD, persistent=False)
         self.register_buffer("sin_PD", sin_PD, persistent=False)
 
     cos_PD: Tensor

@@ -26,6 +26,7 @@ def sample_rows(logits_RV: Tensor, items: Sequence[PlannedTokens]) -> tuple[Samp
 
     Shapes: logits float32 `[R, V]`, one row per item, in order.
     """
+    assert len(logits_RV) == len(items), f"{len(logits_RV)} rows for {len(items)} items"
     try:
         return _sample_batch(logits_RV, items)
     except Exception:  # a row broke the batched pass: find it, so that the others go on

@@ -8,15 +8,19 @@ from torch import Tensor
 
 PARTIAL_K = 1024
 """Nucleus sampling first looks at this many candidates; most nuclei are far smaller."""
+SUM_ERROR = 1e-9
+"""More than two float64 sums of the same probabilities, added in different orders, can differ."""
 
 
 def probabilities(logits_RV: Tensor, temperature_R: Tensor) -> Tensor:
     """Softmax of `logits / temperature`, float32 `[R, V]`. Temperatures are above 0.
 
-    The highest logit is subtracted first, so that a tiny temperature cannot overflow.
+    The highest logit is subtracted first, so that a tiny temperature cannot overflow; one that
+    float32 would round to 0 counts as the smallest that it holds.
     """
     shifted = logits_RV - logits_RV.amax(-1, keepdim=True)
-    return torch.softmax(shifted / temperature_R.unsqueeze(-1), -1)
+    divisor_R = temperature_R.float().clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.softmax(shifted / divisor_R.unsqueeze(-1), -1)
 
 
 def draw(probabilities_RV: Tensor, uniform_R: Tensor) -> Tensor:
@@ -40,7 +44,7 @@ def draw_nucleus(probabilities_RV: Tensor, top_p_R: Tensor, uniform_R: Tensor) -
     highest_RC = probabilities_RV.topk(candidates, -1).values
     # What is as unlikely as the last candidate may have equals outside: it must not be needed.
     above_RC = torch.where(highest_RC > highest_RC[:, -1:], highest_RC, 0)
-    reached = above_RC.double().sum(-1) >= top_p_R
+    reached = above_RC.double().sum(-1) >= top_p_R + SUM_ERROR
     picked_R = torch.empty_like(top_p_R, dtype=torch.int64)
     for rows, count in ((reached.nonzero(), candidates), ((~reached).nonzero(), probabilities_RV.shape[-1])):
         if len(rows):

@@ -1,7 +1,7 @@
 """A cache file of packed weights, so that a second start maps them instead of packing again.
 
-    8 bytes magic | 8 bytes header length | msgpack header | zeros to a multiple of 4096 | tensors,
-    each at a multiple of 4096
+    8 bytes magic | 4 bytes header length | 4 bytes its CRC-32 | msgpack header |
+    zeros to a multiple of 4096 | tensors, each at a multiple of 4096
 
 Such a file is written under a temporary name and renamed when complete; it is never changed in
 place, so a mapping stays valid even when a newer one replaces it. Its key names everything that
@@ -11,6 +11,7 @@ the bytes depend on; a file with another key, size or checksum is as good as non
 import ctypes
 import mmap
 import os
+import struct
 import tempfile
 import warnings
 import zlib
@@ -22,6 +23,8 @@ import torch
 from torch import Tensor
 
 MAGIC = b"TIDEPACK"
+START = struct.Struct("<II")
+"""Follows the magic: the header's length and its checksum."""
 ALIGNMENT = 4096
 MOST_HEADER_BYTES = 16 << 20
 
@@ -58,7 +61,7 @@ def save_packed(path: Path, key: str, tensors: Mapping[str, Tensor]) -> bool:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(MAGIC + len(header).to_bytes(8, "little") + header)
+                file.write(MAGIC + START.pack(len(header), zlib.crc32(header)) + header)
                 for name, entry in entries.items():
                     file.seek(first + entry.offset)
                     file.write(views[name])
@@ -77,10 +80,13 @@ def load_packed(path: Path, key: str) -> dict[str, Tensor] | None:
     try:
         with path.open("rb") as file:
             start = file.read(16)
-            header_bytes = int.from_bytes(start[8:], "little")
-            if start[:8] != MAGIC or header_bytes > MOST_HEADER_BYTES:
+            if len(start) < 16 or start[:8] != MAGIC:
                 return None
-            header = msgspec.msgpack.decode(file.read(header_bytes), type=PackedHeader)
+            header_bytes, header_crc32 = START.unpack(start[8:])
+            raw_header = file.read(header_bytes) if header_bytes <= MOST_HEADER_BYTES else b""
+            if zlib.crc32(raw_header) != header_crc32:
+                return None
+            header = msgspec.msgpack.decode(raw_header, type=PackedHeader)
             first = _aligned(16 + header_bytes)
             if header.key != key or os.fstat(file.fileno()).st_size != first + header.num_bytes:
                 return None
