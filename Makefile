@@ -6,6 +6,7 @@
 #   TORCH_INDEX=URL      a package index with CPU-only torch wheels, asked besides the usual one
 #   MODEL=FILE           serve this .gguf file instead of the default model
 #   ARGS="..."           further arguments for tidegate, pytest or the benchmarks
+#   NAME=...             run one benchmark: tests/benchmarks/bench_NAME.py
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -13,6 +14,8 @@ MODEL ?=
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+NAME ?=
+BENCHMARKS := $(patsubst tests/benchmarks/bench_%.py,%,$(wildcard tests/benchmarks/bench_*.py))
 
 # A set-up is fresh while these two files hold what they held when it was made, whatever their dates.
 KEY := $(shell cat pyproject.toml constraints-dev.txt | cksum | tr -d ' ')
@@ -26,7 +29,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check \
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,8p'
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,9p'
 
 serve: $(READY)
 	@exec $(BIN)/tidegate serve $(MODEL) $(ARGS)
@@ -52,8 +55,11 @@ format: $(READY_DEV)
 model: $(READY)
 	@$(BIN)/tidegate pull
 
+# NAME=quality runs tests/benchmarks/bench_quality.py alone.
 bench: $(READY_DEV) model
-	$(BIN)/python -m tests.benchmarks $(ARGS)
+	@for name in $(or $(NAME),$(BENCHMARKS)); do \
+		echo "== $$name"; $(BIN)/python -m tests.benchmarks.bench_$$name $(ARGS) || exit 1; \
+	done
 
 # Builds the wheel, installs it into an environment of its own and streams a chat from it.
 wheel-test: $(READY_DEV) model
