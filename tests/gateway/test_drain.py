@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.backends import Backend
-from gateway.backends.scripted import Script
+from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.config import ServerConfig
 from gateway.keys import LIFECYCLE
 from gateway.lifespan import bind
@@ -93,8 +93,7 @@ async def test_while_the_model_loads_probes_are_answered_and_requests_wait_outsi
     async def never_ready(_config: ServerConfig) -> AsyncIterator[Backend]:
         loading.set()
         await asyncio.Event().wait()
-        raise AssertionError
-        yield
+        yield ScriptedBackend()
 
     async with serving(never_ready, ready=False) as server, asyncio.timeout(10):
         await loading.wait()

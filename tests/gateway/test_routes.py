@@ -141,7 +141,7 @@ async def test_the_access_log_has_one_line_per_request() -> None:
             await ask(server, b"{", headers="")
     lines = [line for line in logs if line["event"] == "request_ended"]
     assert [line["status"] for line in lines] == [200, 400]
-    assert lines[0] | {"log_level": "info", "client_request_id": "mine", "outcome": "stop"} == lines[0]
+    assert lines[0].items() >= {"log_level": "info", "client_request_id": "mine", "outcome": "stop"}.items()
     assert lines[0]["num_output_tokens"] == 3
     assert lines[0]["ttft_s"] <= lines[0]["duration_s"]
 
