@@ -14,6 +14,8 @@ MAX_STRINGS = 100_000
 """Strings and keys in one body. A conversation of 20,000 messages stays below."""
 MAX_CONTAINERS = 100_000
 """Objects and arrays in one body."""
+MAX_COMMAS = 200_000
+"""Commas outside strings: a bound on all values together, numbers among them."""
 
 # Possessive, so that a string of a million escapes keeps no way back.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -30,11 +32,14 @@ def check_json_shape(body: bytes, *, max_depth: int) -> None:
         InvalidRequest: naming the bound.
     """
     num_openings = body.count(b"{") + body.count(b"[")
-    if num_openings <= max_depth and body.count(b'"') <= 2 * MAX_STRINGS:
+    few_values = body.count(b'"') <= 2 * MAX_STRINGS and body.count(b",") <= MAX_COMMAS
+    if num_openings <= max_depth and few_values:
         return  # cannot break a bound, whatever stands inside strings
     bare, num_strings = _STRING.subn(b"", body, count=MAX_STRINGS + 1)
     if num_strings > MAX_STRINGS:
         raise InvalidRequest(f"the body holds more than {MAX_STRINGS} strings", code="body_too_complex")
+    if bare.count(b",") > MAX_COMMAS:
+        raise InvalidRequest(f"the body holds more than {MAX_COMMAS} values", code="body_too_complex")
     brackets = bare.translate(None, _NOT_BRACKETS)
     if len(brackets) > 2 * MAX_CONTAINERS:
         raise InvalidRequest(

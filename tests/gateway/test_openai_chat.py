@@ -238,6 +238,8 @@ def test_depth_is_counted_outside_strings_only() -> None:
 def test_a_body_of_countless_small_values_is_refused_before_they_are_made() -> None:
     strings = b'{"model":"m","messages":[],"stop":[' + b'"",' * 150_000 + b'""]}'
     assert refusal_of(strings).reason == "body_too_complex"
+    numbers = b'{"model":"m","messages":[' + b"1," * 250_000 + b"1]}"
+    assert refusal_of(numbers).reason == "body_too_complex"
     lists = b'{"model":"m","messages":[' + b"[]," * 150_000 + b"[]]}"
     assert refusal_of(lists).reason == "body_too_complex"
 
