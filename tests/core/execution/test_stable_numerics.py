@@ -171,10 +171,8 @@ def test_a_number_that_is_not_finite_stays_with_its_own_request(tmp_path: Path) 
     path = write_tiny_llama(tmp_path / "tiny.gguf", TinyShape(linear_type="F16"))
     worker = load_worker(EngineConfig(checkpoint=str(path), num_blocks=4))
     expected = logits_alone(worker, [5, 6, 7], 1)
-    model = worker.runner._model
-    embedding = model.embed_tokens
-    model.embed_tokens = lambda ids: embedding(ids) * float("nan")
+    spoil = worker.runner._model.embed_tokens.register_forward_hook(lambda *call: call[-1] * float("nan"))
     broken = worker.execute(step(planned("broken", [1] * 64, blocks=range(4))))
-    model.embed_tokens = embedding
+    spoil.remove()
     assert broken.samples[0].error == "the model gave no finite logit"
     assert torch.equal(logits_alone(worker, [5, 6, 7], 1), expected)
