@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"core", "gateway", "loadtest", "tokenization"}
 READY_TIMEOUT_S = 120.0
-PROMPT = "What is the capital of France?"
+PROMPT = "What is the capital of Germany?"
 
 
 def build(folder: Path) -> Path:
@@ -143,7 +143,7 @@ def main() -> None:
         with serving(tidegate, folder) as port:
             answer = chat(port)
             run_examples(port)
-    assert "Paris" in answer, f"{PROMPT!r} was answered {answer!r}"
+    assert "Berlin" in answer, f"{PROMPT!r} was answered {answer!r}"
     print(f"{wheel.name}: installed, served and answered {answer!r}")
 
 
