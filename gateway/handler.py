@@ -41,7 +41,8 @@ def generate_handler(dialect: Dialect) -> Handler:
         http[DIALECT] = dialect
         app, record = http.app, http[RECORD]
         app[ADMISSION].refuse_if_closed()
-        request = dialect.parse(await _read_body(http), max_depth=app[CONFIG].max_json_depth)
+        with app[ADMISSION].reading(_declared_bytes(http)):
+            request = dialect.parse(await _read_body(http), max_depth=app[CONFIG].max_json_depth)
         backend, model = app[BACKENDS].find(request.model)
         record.fields |= {"model": model, "stream": request.stream}
         answer = dialect.writer(
@@ -54,11 +55,17 @@ def generate_handler(dialect: Dialect) -> Handler:
         with app[ADMISSION].permit(), _counted(http):
             async with backend.open(request, request_id=record.request_id) as events:
                 if request.stream:
-                    return await _stream(http, events, answer)
-                body = await _collect(http, events, answer)
+                    return await _stream(http, events, answer=answer)
+                body = await _collect(http, events, answer=answer)
         return await _send_whole(http, body)
 
     return handle
+
+
+def _declared_bytes(http: web.Request) -> int:
+    """How large the body will be; as large as it may be if it does not say."""
+    limit = http.app[CONFIG].max_body_bytes
+    return limit if http.content_length is None else min(http.content_length, limit)
 
 
 async def _read_body(http: web.Request) -> bytes:
@@ -82,7 +89,7 @@ async def _read_body(http: web.Request) -> bytes:
 
 
 async def _stream(
-    http: web.Request, events: AsyncIterator[Event], answer: AnswerWriter
+    http: web.Request, events: AsyncIterator[Event], *, answer: AnswerWriter
 ) -> web.StreamResponse:
     """Send events as they come. The status line waits for the first one: until then an error is a status."""
     config, metrics, record = http.app[CONFIG], http.app[METRICS], http[RECORD]
@@ -101,7 +108,7 @@ async def _stream(
     return stream.response
 
 
-async def _collect(http: web.Request, events: AsyncIterator[Event], answer: AnswerWriter) -> bytes:
+async def _collect(http: web.Request, events: AsyncIterator[Event], *, answer: AnswerWriter) -> bytes:
     metrics, record = http.app[METRICS], http[RECORD]
     collected: list[Event] = []
     async for event in events:

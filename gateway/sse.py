@@ -81,7 +81,8 @@ class EventStream:
 
     async def send_comment(self) -> None:
         """Say that the server is alive. Never waits: a client that does not read needs no comment."""
-        if not self._http.protocol.writing_paused and self._http.protocol.connected:
+        protocol = self._http.protocol
+        if self.started and protocol.connected and not protocol.writing_paused:
             self._last_sent_s = self._now()
             await self._writer.write(COMMENT, drain=False)
 

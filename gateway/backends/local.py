@@ -20,7 +20,7 @@ class LocalBackend:
     """One engine, one model. Owned by the lifespan."""
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, template: ChatTemplate | None, *, model_id: str
+        self, engine: Engine, *, tokenizer: Tokenizer, template: ChatTemplate | None, model_id: str
     ) -> None:
         info = engine.info
         self._engine = engine
@@ -43,10 +43,12 @@ class LocalBackend:
     def open(
         self, request: GenerateRequest, *, request_id: str
     ) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
-        return self._open(request, request_id)
+        return self._open(request, request_id=request_id)
 
     @asynccontextmanager
-    async def _open(self, request: GenerateRequest, request_id: str) -> AsyncIterator[AsyncIterator[Event]]:
+    async def _open(
+        self, request: GenerateRequest, *, request_id: str
+    ) -> AsyncIterator[AsyncIterator[Event]]:
         token_ids = await self._encoder.encode(request)
         sampling = sampling_params(
             request,
@@ -158,7 +160,7 @@ async def open_local_backend(config: ServerConfig) -> AsyncIterator[LocalBackend
     """
     tokenizer, template = await asyncio.to_thread(_load_text_side, config.engine.checkpoint)
     async with Engine.open(config.engine) as engine, asyncio.TaskGroup() as tasks:
-        backend = LocalBackend(engine, tokenizer, template, model_id=config.model_id)
+        backend = LocalBackend(engine, tokenizer=tokenizer, template=template, model_id=config.model_id)
         memory = tasks.create_task(backend.watch_memory())
         yield backend
         memory.cancel()

@@ -76,3 +76,14 @@ async def test_idle_waits_for_the_last_permit() -> None:
     first.close()
     second.close()
     await idle
+
+
+def test_bodies_are_bounded_together_but_one_alone_always_fits() -> None:
+    admission = Admission(max_admitted=1, max_reading_bytes=100)
+    with admission.reading(60), admission.reading(40):
+        with pytest.raises(Overloaded), admission.reading(1):
+            raise AssertionError
+        admission.check()
+    with admission.reading(1000):
+        assert admission.num_reading_bytes == 1000
+    assert admission.num_reading_bytes == 0

@@ -62,7 +62,7 @@ async def served(options: str = "", **changes: Any) -> AsyncIterator[tuple[Serve
     async def open_backend(config: ServerConfig) -> AsyncIterator[Backend]:
         async with Engine.open(config.engine, worker=WORKER) as running:
             opened.engines.append(running)
-            yield LocalBackend(running, TOKENIZER, TEMPLATE, model_id=config.model_id)
+            yield LocalBackend(running, tokenizer=TOKENIZER, template=TEMPLATE, model_id=config.model_id)
 
     async with serving(open_backend, engine=engine, **changes) as server:
         yield server, opened
