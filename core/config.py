@@ -68,6 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} is {value}; it must be between {low:g} and {high:g}")
         if self.max_running > self.max_step_tokens:
             raise ConfigError(
-                f"max_running is {self.max_running}; it must be at most max_step_tokens ({self.max_step_tokens})"
+                f"max_running is {self.max_running}; it must be at most max_step_tokens, "
+                f"which is {self.max_step_tokens}"
             )
         return self

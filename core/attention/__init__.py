@@ -1,4 +1,4 @@
-"""Attention backends, one file each. This file is the contract.
+"""Attention backends, one file each; `kv_storage.py` is what they all read. This file is the contract.
 
 A backend is built once per worker and plans each step once; the plan is then used by every layer.
 """
@@ -8,7 +8,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from core.execution.kv_storage import KVStorage
+from core.attention.kv_storage import KVStorage
+
+__all__ = ["AttentionBackend", "AttentionPlan", "KVStorage", "Span"]
 
 
 class Span(NamedTuple):

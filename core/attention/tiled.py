@@ -20,8 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.attention import AttentionPlan, Span
-from core.execution.kv_storage import KVStorage
+from core.attention import AttentionPlan, KVStorage, Span
 
 TILE_TOKENS = 256
 WAVE_TILES = 8

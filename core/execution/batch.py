@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from core.attention import AttentionBackend, AttentionPlan, Span
-from core.execution.kv_storage import KVStorage
+from core.attention.kv_storage import KVStorage
 from core.scheduler.plan import PlannedTokens, StepPlan
 
 

@@ -57,7 +57,7 @@ class ModelLoader:
         self._checkpoint, self._spec, self._config = checkpoint, spec, config
         self._numerics, self._device = numerics, device
         self._used: set[str] = set()
-        self._missing: list[str] = []
+        self._missing: set[str] = set()
         self._chosen: dict[tuple[str, int, int], tuple[LinearKernel, int]] = {}
 
     def load(self, *, identity: str, cache_dir: str) -> LoadedModel:
@@ -158,7 +158,7 @@ class ModelLoader:
         name = self._spec.gguf_name(parameter)
         info = self._checkpoint.tensors.get(name)
         if info is None:
-            self._missing.append(name)
+            self._missing.add(name)
             return None
         self._used.add(name)
         if info.shape != shape:

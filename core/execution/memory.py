@@ -1,6 +1,6 @@
 """How much memory there is for the KV pool, and how much this process uses."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ from core.execution.worker_info import WorkerMemory
 POOL_SHARE = 0.25
 """Of the memory that is available at start."""
 GPU_POOL_SHARE = 0.85
+MEMINFO = "/proc/meminfo"
 CGROUP_FILES = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -28,13 +29,13 @@ def _kilobyte_lines(path: str) -> Iterator[tuple[str, int]]:
         return
     for line in text.splitlines():
         words = line.split()
-        if len(words) == 3 and words[2] == "kB":
+        if len(words) == 3 and words[1].isdigit() and words[2] == "kB":
             yield words[0].removesuffix(":"), int(words[1]) * 1024
 
 
-def cgroup_headroom_bytes() -> int | None:
+def cgroup_headroom_bytes(files: Sequence[tuple[str, str]] = CGROUP_FILES) -> int | None:
     """What the control group still lets us take, or None where it sets no limit."""
-    for limit_path, used_path in CGROUP_FILES:
+    for limit_path, used_path in files:
         try:
             limit, used = Path(limit_path).read_text().strip(), Path(used_path).read_text().strip()
         except OSError:
@@ -44,7 +45,9 @@ def cgroup_headroom_bytes() -> int | None:
     return None
 
 
-def default_pool_bytes(device: torch.device) -> int:
+def default_pool_bytes(
+    device: torch.device, *, meminfo: str = MEMINFO, cgroup_files: Sequence[tuple[str, str]] = CGROUP_FILES
+) -> int:
     """The lesser of 25 % of available memory and the cgroup's headroom; 1 GiB where neither can be read.
 
     On a GPU the weights are already there: most of what is still free.
@@ -52,9 +55,9 @@ def default_pool_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * GPU_POOL_SHARE)
-    available = kilobyte_fields("/proc/meminfo").get("MemAvailable")
+    available = kilobyte_fields(meminfo).get("MemAvailable")
     share = int(available * POOL_SHARE) if available else 1 << 30
-    headroom = cgroup_headroom_bytes()
+    headroom = cgroup_headroom_bytes(cgroup_files)
     return share if headroom is None else min(share, headroom)
 
 

@@ -5,8 +5,8 @@ import time
 import torch
 
 from core.attention import AttentionBackend
+from core.attention.kv_storage import KVStorage
 from core.execution.batch import build_batch
-from core.execution.kv_storage import KVStorage
 from core.models import Model
 from core.sampling.sampler import sample_rows
 from core.scheduler.plan import SampledTokens, StepPlan, StepResult

@@ -8,10 +8,10 @@ from typing import cast
 
 import torch
 
+from core.attention.kv_storage import KVStorage, kv_bytes_per_token
 from core.attention.tiled import TILE_TOKENS, RowRule, TiledAttention
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError
-from core.execution.kv_storage import KVStorage, kv_bytes_per_token
 from core.execution.loading import LoadedModel, ModelLoader
 from core.execution.memory import default_pool_bytes, process_memory
 from core.execution.probe import attention_row_rule, check_elementwise, check_row_reductions

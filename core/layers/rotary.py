@@ -21,7 +21,9 @@ class Rotary(nn.Module):
         inv_freq = torch.exp(-exponents * math.log(theta))
         cos_PD = torch.empty(max_positions, head_dim)
         sin_PD = torch.empty(max_positions, head_dim)
-        for first in range(0, max_positions, POSITIONS_AT_A_TIME):  # float64 tables of a long context are large
+        for first in range(
+            0, max_positions, POSITIONS_AT_A_TIME
+        ):  # float64 tables of a long context are large
             last = min(first + POSITIONS_AT_A_TIME, max_positions)
             angles = torch.outer(torch.arange(first, last, dtype=torch.float64), inv_freq)
             cos_PD[first:last] = angles.cos().repeat(1, 2)

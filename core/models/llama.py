@@ -15,6 +15,10 @@ from core.layers.rotary import rotate
 from core.models import ModelConfig, ModelSpec
 
 
+MOST_POSITIONS = 1 << 24
+"""Of a context, so that a lying file cannot ask for rotary tables that no machine holds."""
+
+
 class LlamaConfig(NamedTuple):
     vocab_size: int
     width: int
@@ -126,7 +130,7 @@ def read_config(metadata: Mapping[str, object], max_model_len: int) -> LlamaConf
         if "llama.rope.freq_base" in metadata
         else 10000.0,
         norm_eps=_number(metadata, "llama.attention.layer_norm_rms_epsilon", low=0.0, high=1.0),
-        max_position=max_model_len or integer("context_length", 1 << 30),
+        max_position=max_model_len or integer("context_length", MOST_POSITIONS),
     )
 
 

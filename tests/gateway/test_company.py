@@ -6,14 +6,17 @@ tokens, several with a common beginning, a pool so small that requests must be p
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 
 from core import EngineConfig
 from gateway.backends.local import open_local_backend
-from tests.gateway.serving import get, metric, serving
+from tests.gateway.serving import Server, get, metric, serving
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +30,7 @@ COMMON = "You are a careful assistant on a sailing ship and you answer in one pl
 
 def conversations() -> list[str]:
     rng = random.Random(7)
-    words = "wind sail rope harbour gull wave tide lantern captain map island storm deck crew".split()
+    words = ("wind", "sail", "rope", "harbour", "gull", "wave", "tide", "lantern", "captain", "map", "storm")
     return [
         (COMMON if index % 3 else "") + " ".join(rng.choice(words) for _ in range(count))
         for index, count in enumerate(PROMPT_WORDS)
@@ -56,23 +59,33 @@ async def answer(client: AsyncOpenAI, content: str) -> tuple[str, str, int, int]
     return text, finish_reason, num_tokens, num_cached
 
 
+@asynccontextmanager
+async def served(model: Path, cache: Path, **engine: Any) -> AsyncIterator[tuple[Server, AsyncOpenAI]]:
+    config = EngineConfig(checkpoint=str(model), cache_dir=str(cache), **engine)
+    async with (
+        serving(open_local_backend, engine=config, model_id="smollm2-135m") as server,
+        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600) as client,
+    ):
+        yield server, client
+        server.check_nothing_is_held()
+
+
 async def test_sixteen_streams_with_preemption_and_prefix_hits_are_what_each_is_alone(
     default_model_path: Path, tmp_path: Path
 ) -> None:
-    common = {"checkpoint": str(default_model_path), "cache_dir": str(tmp_path)}
-    crowded = EngineConfig(num_blocks=NUM_BLOCKS, max_prefill_tokens=200, **common)
-    async with serving(open_local_backend, engine=crowded, model_id="smollm2-135m") as server:
-        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600) as client:
-            together = await asyncio.gather(*(answer(client, content) for content in conversations()))
+    async with served(default_model_path, tmp_path, num_blocks=NUM_BLOCKS, max_prefill_tokens=200) as (
+        server,
+        client,
+    ):
+        together = await asyncio.gather(*(answer(client, content) for content in conversations()))
         metrics = (await get(server, "/metrics")).body
-        server.check_nothing_is_held()
     assert metric(metrics, "tidegate_preemptions_total") > 0
     assert metric(metrics, "tidegate_prefix_hit_tokens_total") > 0
     assert metric(metrics, 'tidegate_kv_blocks{state="held"}') == 0
 
-    roomy = EngineConfig(num_blocks=1000, prefix_cache=False, max_prefill_tokens=512, **common)
-    async with serving(open_local_backend, engine=roomy, model_id="smollm2-135m") as server:
-        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600) as client:
-            alone = [await answer(client, content) for content in conversations()]
+    async with served(
+        default_model_path, tmp_path, num_blocks=1000, max_prefill_tokens=512, prefix_cache=False
+    ) as (_, client):
+        alone = [await answer(client, content) for content in conversations()]
     assert [result[:3] for result in together] == [result[:3] for result in alone]
     assert all(num_cached == 0 for *_, num_cached in alone)

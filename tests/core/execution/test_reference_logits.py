@@ -1,6 +1,7 @@
 """The reference numerics against `transformers`, on random checkpoints and on the default model."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,14 +30,18 @@ def test_reference_logits_equal_the_transformers_implementation(name: str, tmp_p
     shape = SHAPES[name]
     path = write_tiny_llama(tmp_path / "tiny.gguf", shape)
     worker = load_worker(EngineConfig(checkpoint=str(path), numerics="reference", num_blocks=40))
-    token_ids = torch.randint(0, shape.vocab_size, (300,), generator=torch.Generator().manual_seed(1)).tolist()
+    token_ids = torch.randint(
+        0, shape.vocab_size, (300,), generator=torch.Generator().manual_seed(1)
+    ).tolist()
 
     with torch.inference_mode():
         expected = transformers_llama(shape)(torch.tensor([token_ids])).logits[0]
     first, rest = token_ids[:37], token_ids[37:]
     blocks = list(range(20))
     worker.execute(step(planned("a", first, blocks=blocks, num_samples=0)))
-    ours = worker.runner.logits(step(planned("a", rest, first_position=37, blocks=blocks, num_samples=len(rest))))
+    ours = worker.runner.logits(
+        step(planned("a", rest, first_position=37, blocks=blocks, num_samples=len(rest)))
+    )
 
     torch.testing.assert_close(ours, expected[37:], atol=1e-4, rtol=1e-4)
 
@@ -55,13 +60,17 @@ PROMPTS = (
 )
 
 
-def test_greedy_tokens_of_the_default_model_equal_the_transformers_implementation(default_model_path: Path) -> None:
+def test_greedy_tokens_of_the_default_model_equal_the_transformers_implementation(
+    default_model_path: Path,
+) -> None:
     from core import read_checkpoint_metadata
     from tokenization import tokenizer_from_gguf
 
     tokenizer = tokenizer_from_gguf(read_checkpoint_metadata(str(default_model_path)))
     model = _transformers_from_gguf(default_model_path)
-    worker = load_worker(EngineConfig(checkpoint=str(default_model_path), numerics="reference", num_blocks=64))
+    worker = load_worker(
+        EngineConfig(checkpoint=str(default_model_path), numerics="reference", num_blocks=64)
+    )
 
     for prompt in PROMPTS:
         prompt_ids = tokenizer.encode(prompt)
@@ -85,7 +94,7 @@ def _greedy(worker, prompt_ids: list[int], count: int) -> list[int]:
 
 def _transformers_from_gguf(path: Path):
     checkpoint = open_gguf(str(path))
-    m = checkpoint.metadata
+    m: dict[str, Any] = checkpoint.metadata
     tensors = {}
     for name, info in checkpoint.tensors.items():
         raw = readonly_tensor(checkpoint.raw(name), torch.uint8)

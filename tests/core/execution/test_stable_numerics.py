@@ -9,12 +9,15 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 
 from core.config import EngineConfig
 from core.execution.worker import ModelWorker, load_worker
+from core.models.llama import Llama
+from core.scheduler.plan import PlannedTokens
 from tests.fakes.plans import planned, step
 from tests.fakes.tiny_llama import TinyShape, write_tiny_llama
 
@@ -89,11 +92,12 @@ def run_together(worker: ModelWorker, walks: list[Walk], rng: random.Random, *, 
     started = [False] * len(walks)
     pending = {walk.name: chunks(rng, walk, samples) for walk in walks}
     while any(walk.position < len(walk.token_ids) for walk in walks):
-        items, moved = [], []
+        items: list[PlannedTokens] = []
+        moved: list[tuple[Walk, int, bool]] = []
         for index, walk in enumerate(walks):
-            waits = any(walks[i].position < len(walks[i].token_ids) for i in range(index) if not started[index]) and (
-                walk.position > 0 and not started[index]
-            )
+            waits = any(
+                walks[i].position < len(walks[i].token_ids) for i in range(index) if not started[index]
+            ) and (walk.position > 0 and not started[index])
             if walk.position >= len(walk.token_ids) or waits or (rng.random() < 0.3 and items):
                 continue
             started[index] = True
@@ -102,7 +106,9 @@ def run_together(worker: ModelWorker, walks: list[Walk], rng: random.Random, *, 
             sampled = end > len(walk.token_ids) - samples
             new = walk.token_ids[walk.position : end]
             items.append(
-                planned(walk.name, new, first_position=walk.position, blocks=walk.blocks, num_samples=int(sampled))
+                planned(
+                    walk.name, new, first_position=walk.position, blocks=walk.blocks, num_samples=int(sampled)
+                )
             )
             moved.append((walk, end, sampled))
         logits = worker.runner.logits(step(*items))
@@ -128,16 +134,22 @@ def test_logits_alone_and_in_company_are_the_same_bits(
         longest = 700 if rng.random() < 0.3 else 90
         requests = [
             ids + [rng.randrange(shape.vocab_size) for _ in range(samples)]
-            for ids in random_requests(rng, vocab_size=shape.vocab_size, longest=longest, count=rng.randint(1, 7))
+            for ids in random_requests(
+                rng, vocab_size=shape.vocab_size, longest=longest, count=rng.randint(1, 7)
+            )
         ]
         walks = place(rng, requests, 400)
         run_together(worker, walks, rng, samples=samples)
         for walk in walks:
             alone = logits_alone(worker, walk.token_ids, samples)
-            assert torch.equal(torch.stack(walk.logits), alone), f"{name}: request {walk.name} of {len(walks)}"
+            assert torch.equal(torch.stack(walk.logits), alone), (
+                f"{name}: request {walk.name} of {len(walks)}"
+            )
 
 
-def test_the_default_model_keeps_the_promise_on_its_real_weights(default_model_path: Path, search_factor: int) -> None:
+def test_the_default_model_keeps_the_promise_on_its_real_weights(
+    default_model_path: Path, search_factor: int
+) -> None:
     worker = load_worker(EngineConfig(checkpoint=str(default_model_path), num_blocks=300))
     for round_number in range(2 * search_factor):
         rng = random.Random(round_number)
@@ -171,7 +183,8 @@ def test_a_number_that_is_not_finite_stays_with_its_own_request(tmp_path: Path) 
     path = write_tiny_llama(tmp_path / "tiny.gguf", TinyShape(linear_type="F16"))
     worker = load_worker(EngineConfig(checkpoint=str(path), num_blocks=4))
     expected = logits_alone(worker, [5, 6, 7], 1)
-    spoil = worker.runner._model.embed_tokens.register_forward_hook(lambda *call: call[-1] * float("nan"))
+    embedding = cast(Llama, worker.runner._model).embed_tokens
+    spoil = embedding.register_forward_hook(lambda *call: call[-1] * float("nan"))
     broken = worker.execute(step(planned("broken", [1] * 64, blocks=range(4))))
     spoil.remove()
     assert broken.samples[0].error == "the model gave no finite logit"

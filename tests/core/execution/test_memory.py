@@ -1,0 +1,168 @@
+"""How much memory there is, read from the system's files, and how much a loaded model takes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.execution import memory
+from core.execution.memory import (
+    cgroup_headroom_bytes,
+    default_pool_bytes,
+    kilobyte_fields,
+    process_memory,
+)
+
+MEGABYTE = 1_000_000
+
+
+def test_fields_of_a_proc_file_are_read_as_bytes(tmp_path):
+    path = tmp_path / "meminfo"
+    path.write_text(
+        "MemTotal:       16384000 kB\n"
+        "MemAvailable:    8000000 kB\n"
+        "HugePages_Total:       0\n"
+        "55d0-55d1 ---p 00000000 00:00 0 [rollup]\n"
+        "Odd: many kB kB\n"
+        "\n"
+        "Zero: 0 kB"
+    )
+    assert kilobyte_fields(str(path)) == {
+        "MemTotal": 16384000 * 1024,
+        "MemAvailable": 8000000 * 1024,
+        "Zero": 0,
+    }
+
+
+def test_a_proc_file_that_is_not_there_has_no_fields(tmp_path):
+    assert kilobyte_fields(str(tmp_path / "absent")) == {}
+
+
+def write_cgroup(folder: Path, limit: str | None, used: str | None) -> tuple[str, str]:
+    folder.mkdir()
+    for name, text in (("limit", limit), ("used", used)):
+        if text is not None:
+            (folder / name).write_text(text + "\n")
+    return str(folder / "limit"), str(folder / "used")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "headroom"),
+    [
+        (("1000000", "400000"), (None, None), 600_000),
+        (("1000000", "1000001"), (None, None), 0),
+        (("max", "400000"), (None, None), None),
+        ((None, None), ("5000", "1000"), 4_000),
+        (("max", "1"), ("5000", "1000"), 4_000),
+        ((None, None), ("9223372036854771712", "1000"), None),  # version 1's way to say "no limit"
+        (("1000000", None), (None, None), None),
+        (("nonsense", "1"), (None, None), None),
+        ((None, None), (None, None), None),
+    ],
+)
+def test_the_control_groups_headroom_is_its_limit_less_what_is_used(first, second, headroom, tmp_path):
+    files = (write_cgroup(tmp_path / "v2", *first), write_cgroup(tmp_path / "v1", *second))
+    assert cgroup_headroom_bytes(files) == headroom
+
+
+def test_the_default_pool_is_the_lesser_of_a_quarter_and_the_headroom(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemAvailable: 4000 kB\n")
+    quarter = 1000 * 1024
+    tight = (write_cgroup(tmp_path / "tight", "600000", "0"),)
+    wide = (write_cgroup(tmp_path / "wide", "9000000000", "0"),)
+    cpu = torch.device("cpu")
+    assert default_pool_bytes(cpu, meminfo=str(meminfo), cgroup_files=tight) == 600_000
+    assert default_pool_bytes(cpu, meminfo=str(meminfo), cgroup_files=wide) == quarter
+    assert default_pool_bytes(cpu, meminfo=str(meminfo), cgroup_files=()) == quarter
+    assert default_pool_bytes(cpu, meminfo=str(tmp_path / "absent"), cgroup_files=()) == 1 << 30
+    assert default_pool_bytes(cpu, meminfo=str(tmp_path / "absent"), cgroup_files=tight) == 600_000
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no usable GPU here")
+def test_the_default_pool_of_a_gpu_is_most_of_what_is_free_there():
+    free, _ = torch.cuda.mem_get_info()
+    assert 0.8 * free < default_pool_bytes(torch.device("cuda")) < 0.9 * free
+
+
+def test_this_processs_memory_is_read():
+    if not Path("/proc/self/smaps_rollup").exists():
+        pytest.skip("this system has no /proc/self/smaps_rollup")
+    before = process_memory()
+    kept = torch.ones(16 << 20, dtype=torch.uint8)
+    after = process_memory()
+    assert after.anonymous_bytes - before.anonymous_bytes >= len(kept) - MEGABYTE
+    assert after.rss_bytes == after.anonymous_bytes + after.file_bytes
+    assert 0 < after.pss_bytes <= after.rss_bytes
+
+
+MEASURE = """
+import json, sys, threading
+import torch
+from core.config import EngineConfig
+from core.execution.memory import process_memory
+from core.execution.worker import load_worker
+
+checkpoint, cache_dir = sys.argv[1:]
+torch.ones(64, 64) @ torch.ones(64, 64)
+before = process_memory().anonymous_bytes
+peak, done = before, threading.Event()
+
+def watch():
+    global peak
+    while not done.wait(0.001):
+        peak = max(peak, process_memory().anonymous_bytes)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+worker = load_worker(EngineConfig(checkpoint=checkpoint, num_blocks=8, cache_dir=cache_dir))
+done.set()
+watcher.join()
+model = worker.runner._model
+print(json.dumps({
+    "growth": process_memory().anonymous_bytes - before,
+    "peak": peak - before,
+    "packed": worker.info.packed_weight_bytes,
+    "largest": max(buffer.nbytes for buffer in model.buffers()),
+    "rotary": model.rotary.cos_PD.nbytes + model.rotary.sin_PD.nbytes,
+}))
+"""
+TORCH_BYTES = 12 * MEGABYTE
+"""What torch's operators take when they are first called (about 8 MB stay when the worker is closed)."""
+METADATA_BYTES = 12 * MEGABYTE
+"""A vocabulary of 49,152 tokens and its merges as Python strings: kept while loading only."""
+
+
+def measured_load(checkpoint: Path, cache_dir: str) -> dict[str, int]:
+    """Load in a fresh process and return its anonymous memory above that of torch alone, in bytes."""
+    if not Path("/proc/self/smaps_rollup").exists():
+        pytest.skip("this system has no /proc/self/smaps_rollup")
+    command = [sys.executable, "-c", MEASURE, str(checkpoint), cache_dir]
+    root = Path(memory.__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert finished.returncode == 0, finished.stderr
+    result: dict[str, int] = json.loads(finished.stdout)
+    print(result)
+    return result
+
+
+def test_the_default_model_takes_its_packed_size_and_one_tensor_more_while_loading(default_model_path):
+    m = measured_load(default_model_path, "")
+    assert m["growth"] <= 1.1 * m["packed"] + m["rotary"] + TORCH_BYTES
+    assert m["growth"] >= 0.9 * m["packed"], "the weights should have been counted"
+    most = 1.1 * m["packed"] + m["rotary"] + TORCH_BYTES
+    assert m["peak"] <= most + m["largest"] + METADATA_BYTES
+
+
+def test_from_the_cache_file_the_default_models_weights_take_no_anonymous_memory(default_model_path, tmp_path):
+    first = measured_load(default_model_path, str(tmp_path))
+    second = measured_load(default_model_path, str(tmp_path))
+    for m in (first, second):
+        assert m["growth"] <= m["rotary"] + TORCH_BYTES
+    assert second["peak"] <= second["rotary"] + TORCH_BYTES + METADATA_BYTES + second["largest"]
