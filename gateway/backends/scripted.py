@@ -86,7 +86,6 @@ class ScriptedBackend:
         self.num_opened += 1
         self._tell()
         try:
-            await asyncio.sleep(script.start_after_s)
             async with aclosing(self._play(script, request)) as events:
                 yield events
         finally:
@@ -94,6 +93,8 @@ class ScriptedBackend:
             self._tell()
 
     async def _play(self, script: Script, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        if script.start_after_s:
+            await self._pause(script.start_after_s)
         yield Started(num_prompt_tokens=script.num_prompt_tokens)
         if script.first_after_s:
             await self._pause(script.first_after_s)

@@ -114,6 +114,15 @@ async def test_comments_keep_a_silent_stream_open() -> None:
     assert done == b"data: [DONE]"
 
 
+async def test_no_comment_comes_before_the_status_line() -> None:
+    script = Script(start_after_s=0.2)
+    async with scripted(script, keep_alive_s=0.02) as (server, _), connected(server) as connection:
+        connection.send(http_request(chat_body(stream=True)))
+        status, _headers = await connection.head()
+        assert status == 200
+        assert b"role" in await connection.chunk()
+
+
 async def test_a_stream_that_speaks_often_gets_no_comments() -> None:
     script = Script(deltas=("x",) * 20, every_s=0.01)
     async with scripted(script, keep_alive_s=5) as (server, _):
