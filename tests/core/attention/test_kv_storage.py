@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from core.execution.kv_storage import KVStorage, kv_bytes_per_token
+from core.attention.kv_storage import KVStorage, kv_bytes_per_token
 from core.execution.memory import kilobyte_fields
 from tests.gpu.devices import ON_EVERY_DEVICE
 
