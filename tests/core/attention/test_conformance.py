@@ -39,7 +39,15 @@ def test_every_file_of_the_folder_is_tested():
 def test_a_mixed_step_equals_plain_attention(backend, device, block_size, heads):
     """Decoding rows of several lengths beside chunks from the start, the middle and across tiles."""
     pool = Pool(backend, heads, block_size=block_size, device=device)
-    spans = [(1, 0, 1), (300, 299, 300), (40, 0, 40), (600, 250, 262), (17, 16, 17), (520, 515, 518), (512, 511, 512)]
+    spans = [
+        (1, 0, 1),
+        (300, 299, 300),
+        (40, 0, 40),
+        (600, 250, 262),
+        (17, 16, 17),
+        (520, 515, 518),
+        (512, 511, 512),
+    ]
     parts = [(pool.request(length, seed=i), first, last) for i, (length, first, last) in enumerate(spans)]
     for ours, (walked, first, last) in zip(pool.attend(*parts), parts, strict=True):
         assert ours.dtype == torch.float32

@@ -1,5 +1,6 @@
-"""The K and V tensors: what is written is gathered in token order, the last block is zeros, pages come late."""
+"""The K and V tensors: gathered as they were written, padded with zeros, in memory once touched."""
 
+import itertools
 import random
 
 import pytest
@@ -25,7 +26,9 @@ def storage(block_size: int, *, num_blocks: int = 40, dtype=torch.float32, devic
     )
 
 
-def write_tokens(kv: KVStorage, layer: int, blocks: list[int], *, first: int, k: torch.Tensor, v: torch.Tensor) -> None:
+def write_tokens(
+    kv: KVStorage, layer: int, blocks: list[int], *, first: int, k: torch.Tensor, v: torch.Tensor
+) -> None:
     """Positions `first ...` of a request that owns these blocks."""
     positions = torch.arange(first, first + len(k))
     block_ids = torch.tensor(blocks)[positions // kv.block_size].to(k.device)
@@ -44,7 +47,7 @@ def test_what_is_written_in_pieces_is_gathered_in_token_order(block_size, dtype,
     k, v = (torch.randn(LAYERS, num_tokens, HEADS, WIDTH, generator=generator).to(device) for _ in range(2))
     cuts = sorted({0, num_tokens, *(rng.randrange(num_tokens) for _ in range(4))})
     for layer in range(LAYERS):
-        for first, last in zip(cuts, cuts[1:], strict=False):
+        for first, last in itertools.pairwise(cuts):
             write_tokens(kv, layer, blocks, first=first, k=k[layer, first:last], v=v[layer, first:last])
 
     for layer in range(LAYERS):
@@ -93,7 +96,9 @@ def test_the_padding_block_is_zeros_and_stays_so_when_every_block_is_full(block_
 def test_what_is_stored_is_finite_whatever_was_computed(dtype, device):
     """A masked slot counts as nothing only where 0 times it is 0."""
     kv = storage(16, dtype=dtype, device=device)
-    bad = torch.tensor([float("nan"), float("inf"), -float("inf"), 3.39e38, -3.39e38, 1e5, -1e5, 0.5], device=device)
+    bad = torch.tensor(
+        [float("nan"), float("inf"), -float("inf"), 3.39e38, -3.39e38, 1e5, -1e5, 0.5], device=device
+    )
     k = bad.view(1, 1, WIDTH).expand(1, HEADS, WIDTH)
     write_tokens(kv, 0, [2], first=0, k=k, v=k)
     keys, values = kv.gather(0, kv.block_rows(torch.tensor([[2]], device=device)), 16)

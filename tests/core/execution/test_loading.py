@@ -2,14 +2,16 @@
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
-from core.config import EngineConfig
+from core.config import EngineConfig, Numerics
 from core.errors import CheckpointError, UnsupportedModel
 from core.execution.worker import ModelWorker, load_worker
+from core.models.llama import Llama
 from core.quantization import quantise
 from tests.fakes.gguf_writer import Tensor, Typed, write_gguf
 from tests.fakes.plans import planned, step
@@ -18,7 +20,7 @@ from tests.fakes.tiny_llama import TinyShape, tiny_metadata, tiny_tensors, write
 SHAPE = TinyShape(vocab_size=64, num_layers=1, context=64, linear_type="Q4_1", embedding_type="Q8_0")
 
 
-def load(path: Path, *, cache_dir: Path | str = "", numerics: str = "stable") -> ModelWorker:
+def load(path: Path, *, cache_dir: Path | str = "", numerics: Numerics = "stable") -> ModelWorker:
     config = EngineConfig(checkpoint=str(path), num_blocks=8, cache_dir=str(cache_dir), numerics=numerics)
     return load_worker(config)
 
@@ -27,10 +29,22 @@ def logits(worker: ModelWorker) -> torch.Tensor:
     return worker.runner.logits(step(planned("a", range(3, 40), blocks=range(8), num_samples=37)))
 
 
-def write_changed(path: Path, shape: TinyShape = SHAPE, *, metadata=None, tensors=None) -> Path:
+def model_of(worker: ModelWorker) -> Llama:
+    model = worker.runner._model
+    assert isinstance(model, Llama)
+    return model
+
+
+def write_changed(
+    path: Path,
+    shape: TinyShape = SHAPE,
+    *,
+    metadata: Mapping[str, object] | None = None,
+    tensors: Mapping[str, Tensor | None] | None = None,
+) -> Path:
     """The tiny checkpoint with some metadata or tensors replaced; None leaves an entry out."""
     entries = {**tiny_metadata(shape), **(metadata or {})}
-    stored = {
+    stored: dict[str, Tensor | None] = {
         name: Tensor(name, tensor.ggml_type, tuple(tensor.weight.shape), bytes(tensor.raw.flatten().tolist()))
         for name, tensor in tiny_tensors(shape).items()
     }
@@ -57,7 +71,9 @@ def test_a_missing_tensor_is_named(name, tmp_path):
 def test_many_missing_tensors_are_counted(tmp_path):
     names = [name for name in tiny_tensors(SHAPE) if name.startswith("blk.0")]
     path = write_changed(tmp_path / "tiny.gguf", tensors=dict.fromkeys(names))
-    with pytest.raises(CheckpointError, match=r"tensors are missing: (blk\.0\.\w+\.weight, ){4}\S+ and 4 more"):
+    with pytest.raises(
+        CheckpointError, match=r"tensors are missing: (blk\.0\.\w+\.weight, ){4}\S+ and 4 more"
+    ):
         load(path)
 
 
@@ -81,7 +97,9 @@ def test_a_tensor_that_the_model_does_not_know_is_named(tmp_path):
 )
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(name, shape, tmp_path):
     path = write_changed(tmp_path / "tiny.gguf", tensors={name: float_tensor(name, *shape)})
-    expected = rf"tensor {re.escape(name)} has shape {re.escape(str(shape))}; the model's metadata calls for \(\d+"
+    expected = (
+        rf"tensor {re.escape(name)} has shape {re.escape(str(shape))}; the model's metadata calls for \(\d+"
+    )
     with pytest.raises(CheckpointError, match=expected):
         load(path)
 
@@ -100,13 +118,15 @@ def test_a_norm_of_half_the_width_is_widened(ggml_type, tmp_path):
     name = "output_norm.weight"
     raw = bytes(quantise(torch.full((1, 64), 1.5), ggml_type).flatten().tolist())
     path = write_changed(tmp_path / "tiny.gguf", tensors={name: Tensor(name, ggml_type, (64,), raw)})
-    assert load(path).runner._model.norm.weight.tolist() == [1.5] * 64
+    assert model_of(load(path)).norm.weight.tolist() == [1.5] * 64
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "../llama", "", "Llama"])
 def test_an_unknown_architecture_is_named_beside_those_there_are(architecture, tmp_path):
     path = write_changed(tmp_path / "tiny.gguf", metadata={"general.architecture": architecture})
-    with pytest.raises(UnsupportedModel, match=rf"architecture '{re.escape(architecture)}' .*supported: .*llama"):
+    with pytest.raises(
+        UnsupportedModel, match=rf"architecture '{re.escape(architecture)}' .*supported: .*llama"
+    ):
         load(path)
 
 
@@ -192,12 +212,14 @@ def test_a_file_without_an_output_tensor_shares_the_embeddings(embedding_type, n
     untied = write_changed(tmp_path / "untied.gguf", shape, tensors={"output.weight": copy})
 
     worker, apart = load(tied, numerics=numerics), load(untied, numerics=numerics)
-    embed = worker.runner._model.embed_tokens
-    assert torch.equal(worker.runner._model.lm_head(torch.eye(64)), apart.runner._model.lm_head(torch.eye(64)))
-    stored = apart.runner._model.embed_tokens(torch.arange(64))
+    embed = model_of(worker).embed_tokens
+    assert torch.equal(model_of(worker).lm_head(torch.eye(64)), model_of(apart).lm_head(torch.eye(64)))
+    stored = model_of(apart).embed_tokens(torch.arange(64))
     assert torch.equal(stored, embedding.weight)
     # an embedding that reads the output's kernel is as exact as that kernel
-    torch.testing.assert_close(embed(torch.arange(64)), stored, rtol=2.0**-8, atol=stored.abs().max().item() / 250)
+    torch.testing.assert_close(
+        embed(torch.arange(64)), stored, rtol=2.0**-8, atol=stored.abs().max().item() / 250
+    )
     two_copies = numerics == "stable" and embedding_type.startswith("Q4")
     assert bool(list(embed.buffers())) == two_copies
     saved = apart.info.packed_weight_bytes - worker.info.packed_weight_bytes
@@ -208,7 +230,7 @@ def test_an_output_tensor_of_its_own_is_used(tmp_path):
     shape = TinyShape(vocab_size=64, num_layers=1, context=64, tied=False)
     worker = load(write_tiny_llama(tmp_path / "tiny.gguf", shape), numerics="reference")
     expected = tiny_tensors(shape)["output.weight"].weight
-    torch.testing.assert_close(worker.runner._model.lm_head(torch.eye(64)).T, expected)
+    torch.testing.assert_close(model_of(worker).lm_head(torch.eye(64)).T, expected)
 
 
 def cache_files(folder: Path) -> list[Path]:
@@ -217,7 +239,9 @@ def cache_files(folder: Path) -> list[Path]:
 
 CACHED_SHAPES = {
     "tied, one copy": SHAPE,
-    "tied, two copies": TinyShape(vocab_size=64, num_layers=1, context=64, linear_type="Q4_0", embedding_type="Q4_0"),
+    "tied, two copies": TinyShape(
+        vocab_size=64, num_layers=1, context=64, linear_type="Q4_0", embedding_type="Q4_0"
+    ),
     "untied, floats": TinyShape(vocab_size=64, num_layers=1, context=64, embedding_type="F16", tied=False),
 }
 
@@ -289,9 +313,7 @@ def test_a_damaged_cache_file_is_as_good_as_none_and_is_replaced(how, tmp_path):
 
 def test_another_models_cache_file_under_our_name_is_not_used(tmp_path):
     cache = tmp_path / "cache"
-    path, other = (
-        write_tiny_llama(tmp_path / f"{seed}.gguf", SHAPE, seed=seed) for seed in (0, 1)
-    )
+    path, other = (write_tiny_llama(tmp_path / f"{seed}.gguf", SHAPE, seed=seed) for seed in (0, 1))
     expected = logits(load(path))
     load(other, cache_dir=cache)
     (theirs,) = cache_files(cache)

@@ -160,7 +160,9 @@ def test_the_default_model_takes_its_packed_size_and_one_tensor_more_while_loadi
     assert m["peak"] <= most + m["largest"] + METADATA_BYTES
 
 
-def test_from_the_cache_file_the_default_models_weights_take_no_anonymous_memory(default_model_path, tmp_path):
+def test_from_the_cache_file_the_default_models_weights_take_no_anonymous_memory(
+    default_model_path, tmp_path
+):
     first = measured_load(default_model_path, str(tmp_path))
     second = measured_load(default_model_path, str(tmp_path))
     for m in (first, second):

@@ -15,7 +15,8 @@ SCALES = (0.0, SMALLEST_HALF, 6e-5, 0.0123, 1.0, LARGEST_HALF)
 
 
 def half(raw: bytes) -> float:
-    return struct.unpack("<e", raw)[0]
+    value: float = struct.unpack("<e", raw)[0]
+    return value
 
 
 def decoded_by_hand(raw: bytes, ggml_type: str) -> list[float]:
@@ -50,7 +51,9 @@ def random_rows(ggml_type: str, rng: random.Random, *, rows: int, columns: int) 
     blocks = []
     for _ in range(rows * columns // GROUP):
         numbers = [rng.choice((-1, 1)) * rng.choice(SCALES) for _ in range(2 if ggml_type == "Q4_1" else 1)]
-        blocks.append(struct.pack(f"<{len(numbers)}e", *numbers) + rng.randbytes(32 if ggml_type == "Q8_0" else 16))
+        blocks.append(
+            struct.pack(f"<{len(numbers)}e", *numbers) + rng.randbytes(32 if ggml_type == "Q8_0" else 16)
+        )
     return b"".join(blocks)
 
 
@@ -88,7 +91,8 @@ def allowed_error(blocks: torch.Tensor, ggml_type: str) -> torch.Tensor:
     largest = blocks.abs().amax(-1, keepdim=True)
     if ggml_type == "Q8_0":
         step = largest / 127
-    elif ggml_type == "Q4_0":  # levels -8 to 7 around 0: the highest value may be a whole step beyond the last
+    elif ggml_type == "Q4_0":
+        # Levels are -8 to 7 around 0: the highest value may be a whole step beyond the last.
         step = 2 * largest / 8
     else:
         step = (blocks.amax(-1, keepdim=True) - blocks.amin(-1, keepdim=True)) / 15

@@ -1,12 +1,14 @@
 """Every file of the kernels folder: its error bound, its independence of the number of rows, its packing."""
 
+from typing import cast
+
 import pytest
 import torch
 from torch import nn
 
 from core.execution.probe import kernel_row_multiple
 from core.quantization import RowPadded, dequantise
-from core.quantization.embedding import SharedEmbedding, StoredEmbedding
+from core.quantization.embedding import HasRows, SharedEmbedding, StoredEmbedding
 from core.quantization.ggml import BLOCK_TYPES, FLOAT_DTYPES
 from core.quantization.kernels import linear_kernels
 from tests.core.quantization.weights import (
@@ -57,7 +59,18 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(name, ggml_type, shape):
     linear = module if multiple == 1 else RowPadded(module, multiple)
     x = torch.randn(300, shape[1], generator=torch.Generator().manual_seed(2))
     whole = linear(x)
-    for first, count in ((0, 1), (299, 1), (0, 2), (7, 3), (1, 16), (3, 33), (0, 64), (5, 127), (0, 256), (9, 290)):
+    for first, count in (
+        (0, 1),
+        (299, 1),
+        (0, 2),
+        (7, 3),
+        (1, 16),
+        (3, 33),
+        (0, 64),
+        (5, 127),
+        (0, 256),
+        (9, 290),
+    ):
         assert torch.equal(linear(x[first : first + count]), whole[first : first + count]), (first, count)
 
 
@@ -69,8 +82,8 @@ def test_packing_in_runs_equals_packing_at_once(name, ggml_type, shape):
     in_runs = dict(packed(kernel, raw, ggml_type, rows_at_a_time=kernel.row_granularity).named_buffers())
     assert at_once.keys() == in_runs.keys()
     assert at_once
-    for buffer in at_once:
-        assert torch.equal(at_once[buffer].view(torch.uint8), in_runs[buffer].view(torch.uint8)), buffer
+    for buffer, value in at_once.items():
+        assert torch.equal(value.view(torch.uint8), in_runs[buffer].view(torch.uint8)), buffer
 
 
 @EVERY_CASE
@@ -93,10 +106,11 @@ def test_a_tied_embedding_reads_the_kernels_own_rows(name, ggml_type, shape):
     if not hasattr(module, "rows"):
         pytest.skip(f"{name} has no plain rows: an embedding keeps the stored bytes instead")
     ids = torch.tensor([shape[0] - 1, 0, 5, 5])
-    embedding = SharedEmbedding(module)
+    linear = cast(HasRows, module)
+    embedding = SharedEmbedding(linear)
     rows = embedding(ids)
     assert rows.dtype == torch.float32
-    assert torch.equal(rows, module.rows(ids))
+    assert torch.equal(rows, linear.rows(ids))
     error = (rows.double() - dequantise(raw, ggml_type)[ids].double()).abs()
     assert (error <= WEIGHT_ERROR[name](raw, ggml_type)[ids]).all()
     assert not list(embedding.buffers()), "one copy serves both"

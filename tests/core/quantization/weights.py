@@ -53,7 +53,9 @@ def cases() -> list[tuple[str, str, tuple[int, int]]]:
 def stored_weights(ggml_type: str, shape: tuple[int, int], *, seed: int = 0) -> Tensor:
     """Bytes as a file would hold them, with rows of very different sizes."""
     generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(shape, generator=generator) * 2.0 ** torch.randint(-6, 3, (shape[0], 1), generator=generator)
+    weight = torch.randn(shape, generator=generator) * 2.0 ** torch.randint(
+        -6, 3, (shape[0], 1), generator=generator
+    )
     return quantise(weight, ggml_type)
 
 

@@ -1,4 +1,4 @@
-"""Sampling a step's rows: each is a function of its own logits, options and position; a bad row fails alone."""
+"""Sampling a step's rows: each depends on its own logits, options and position; a bad row fails alone."""
 
 import math
 import random
@@ -155,14 +155,20 @@ def test_a_single_bad_logit_spoils_its_row(bad):
     assert [sample.error for sample in samples] == [None, "the model gave no finite logit"]
 
 
+BROKEN: dict[str, dict[str, object]] = {
+    "text": {"temperature": "hot"},
+    "no seed": {"seed": None},
+    "top_p": {"top_p": "most"},
+}
+
+
 def broken(name: str, how: str) -> PlannedTokens:
     """An item that the batched pass cannot compute: nothing checks types or the missing seed before it."""
-    options: dict[str, object] = {"max_tokens": 1, "temperature": 0.8, "seed": 1}
-    options |= {"text": {"temperature": "hot"}, "no seed": {"seed": None}, "top_p": {"top_p": "most"}}[how]
+    options: dict[str, object] = {"max_tokens": 1, "temperature": 0.8, "seed": 1, **BROKEN[how]}
     return planned(name, [1], blocks=[0], sampling=SamplingParams(**options))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("how", ["text", "no seed", "top_p"])
+@pytest.mark.parametrize("how", BROKEN)
 @pytest.mark.parametrize("place", [0, 2, 4])
 def test_a_row_that_breaks_the_batch_fails_alone_and_the_others_are_as_ever(how, place):
     logits_RV = torch.randn(5, 3000, generator=torch.Generator().manual_seed(1))

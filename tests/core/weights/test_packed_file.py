@@ -21,7 +21,7 @@ def some_tensors() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def sound(tmp_path) -> Path:
+def sound(tmp_path: Path) -> Path:
     path = tmp_path / "weights.packed"
     assert save_packed(path, "key", some_tensors())
     return path
@@ -61,7 +61,17 @@ def test_a_file_that_is_not_there_or_a_folder_is_not_used(tmp_path):
 def test_a_file_cut_anywhere_is_not_used(sound):
     data = sound.read_bytes()
     rng = random.Random(1)
-    for size in (0, 1, 8, 15, 16, 17, ALIGNMENT, len(data) - 1, *(rng.randrange(len(data)) for _ in range(40))):
+    for size in (
+        0,
+        1,
+        8,
+        15,
+        16,
+        17,
+        ALIGNMENT,
+        len(data) - 1,
+        *(rng.randrange(len(data)) for _ in range(40)),
+    ):
         sound.write_bytes(data[:size])
         assert load_packed(sound, "key") is None, size
     sound.write_bytes(data + b"\0")
