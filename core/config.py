@@ -55,7 +55,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("block_size", self.block_size, 1, 256),
             ("num_blocks", self.num_blocks, 0, 2**31 - 1),
             ("kv_bytes", self.kv_bytes, 0, 2**63 - 1),
-            ("max_model_len", self.max_model_len, 0, 2**31 - 1),
+            ("max_model_len", self.max_model_len, 0, 1 << 24),
             ("max_step_tokens", self.max_step_tokens, 1, 1 << 20),
             ("max_prefill_tokens", self.max_prefill_tokens, 1, 1 << 20),
             ("max_running", self.max_running, 1, 4096),

@@ -58,7 +58,7 @@ def serve(
     load_deadline: Annotated[Text, _option("longer loading counts as hung [600]", "SECONDS")] = None,
     cache_dir: Annotated[Text, _option("where packed weights are kept", "FOLDER")] = None,
     prefix_cache: Annotated[Flag, typer.Option(help="reuse KV of equal prefixes", show_default=False)] = None,
-    max_body_bytes: Annotated[Text, _option("largest request body [16777216]")] = None,
+    max_body_bytes: Annotated[Text, _option("largest request body [4194304]")] = None,
     max_json_depth: Annotated[Text, _option("deepest nesting of a body [64]")] = None,
     max_connections: Annotated[Text, _option("open connections [1024]")] = None,
     max_queued: Annotated[Text, _option("waiting requests before 429 [256]")] = None,

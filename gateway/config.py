@@ -33,7 +33,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The name clients ask for."""
     aliases: tuple[str, ...] = ()
     """Further names for it; `*` stands for any name."""
-    max_body_bytes: int = 16 * 1024 * 1024
+    max_body_bytes: int = 4 * 1024 * 1024
     max_json_depth: int = 64
     """Deepest nesting of a request body."""
     max_connections: int = 1024

@@ -33,7 +33,9 @@ def logits(worker: ModelWorker, token_ids: list[int]) -> torch.Tensor:
     return worker.runner.logits(plan)
 
 
-def compare(ours: torch.Tensor, reference: torch.Tensor, targets: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def compare(
+    ours: torch.Tensor, reference: torch.Tensor, targets: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Per position, in float64: KL(reference || ours), equal top token, and both surprisals (nats)."""
     p, q = reference.double().log_softmax(-1), ours.double().log_softmax(-1)
     yield "kl", (p.exp() * (p - q)).sum(-1)

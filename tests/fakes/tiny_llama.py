@@ -86,7 +86,12 @@ def tiny_metadata(shape: TinyShape) -> dict[str, object]:
 
 
 def write_tiny_llama(
-    path: Path, shape: TinyShape | None = None, *, seed: int = 0, drop: str = "", extra: tuple[Tensor, ...] = ()
+    path: Path,
+    shape: TinyShape | None = None,
+    *,
+    seed: int = 0,
+    drop: str = "",
+    extra: tuple[Tensor, ...] = (),
 ) -> Path:
     """Write the checkpoint; `drop` leaves one tensor out."""
     shape = shape or TinyShape()
