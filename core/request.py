@@ -31,7 +31,12 @@ class FinishReason(StrEnum):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is chosen and when to end.
 
-    `temperature` 0 means greedy (lowest id wins a tie). `seed` makes the output a function of
+    Defaults are "off". `temperature` 0 means greedy (lowest id wins a tie). `top_k` 0, `min_p` 0 and
+    `typical_p` 1 keep everything. `repetition_penalty` looks at prompt and output,
+    `presence_penalty` and `frequency_penalty` at the output alone. `logit_bias` is (token id, bias)
+    pairs. Before `min_tokens` output tokens no stop token can be chosen. `num_logprobs` counts the
+    most likely tokens reported beside each chosen one (0: the chosen one alone, None: nothing);
+    `prompt_logprobs` the same for the prompt, which is then computed in full. `seed` makes the output a function of
     the request alone; the engine draws one where it is None. `stop_token_ids` end the request
     with `stop`, are reported and are counted like any other token.
     """
@@ -41,6 +46,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    top_k: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    num_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token's log-probability under the model (before sampling options), and the most likely tokens there."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability), most likely first."""
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +80,10 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One per token id where they were asked for."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """One per prompt token but the first, on the first output that has them."""
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,6 @@ from core.layers import BatchView, Embedding, GatedMLP, Linear, RMSNorm, Rotary
 from core.layers.rotary import rotate
 from core.models import ModelConfig, ModelSpec
 
-
 MOST_POSITIONS = 1 << 24
 """Of a context, so that a lying file cannot ask for rotary tables that no machine holds."""
 
