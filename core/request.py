@@ -36,9 +36,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     `presence_penalty` and `frequency_penalty` at the output alone. `logit_bias` is (token id, bias)
     pairs. Before `min_tokens` output tokens no stop token can be chosen. `num_logprobs` counts the
     most likely tokens reported beside each chosen one (0: the chosen one alone, None: nothing);
-    `prompt_logprobs` the same for the prompt, which is then computed in full. `seed` makes the output a function of
-    the request alone; the engine draws one where it is None. `stop_token_ids` end the request
-    with `stop`, are reported and are counted like any other token.
+    `prompt_logprobs` the same for the prompt, which is then computed in full. `seed` makes the
+    output a function of the request alone; the engine draws one where it is None. `stop_token_ids`
+    end the request with `stop`, are reported and are counted like any other token.
     """
 
     max_tokens: int
@@ -59,7 +59,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token's log-probability under the model (before sampling options), and the most likely tokens there."""
+    """A token's log-probability before any sampling option, and the most likely tokens in its place."""
 
     token_id: int
     logprob: float
