@@ -1,48 +1,21 @@
 """How much memory there is for the KV pool, and how much this process uses."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 
+from core.execution.host_memory import (
+    CGROUP_FILES,
+    MEMINFO,
+    cgroup_headroom_bytes,
+    kilobyte_fields,
+    read_host_memory,
+)
 from core.execution.worker_info import WorkerMemory
 
-POOL_SHARE = 0.25
-"""Of the memory that is available at start."""
+__all__ = ["cgroup_headroom_bytes", "default_pool_bytes", "kilobyte_fields", "process_memory"]
+
 GPU_POOL_SHARE = 0.85
-MEMINFO = "/proc/meminfo"
-CGROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
-
-
-def kilobyte_fields(path: str) -> dict[str, int]:
-    """Fields of a /proc file in bytes, e.g. `{"MemAvailable": ...}`; empty where there is no such file."""
-    return dict(_kilobyte_lines(path))
-
-
-def _kilobyte_lines(path: str) -> Iterator[tuple[str, int]]:
-    try:
-        text = Path(path).read_text()
-    except OSError:
-        return
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) == 3 and words[1].isdigit() and words[2] == "kB":
-            yield words[0].removesuffix(":"), int(words[1]) * 1024
-
-
-def cgroup_headroom_bytes(files: Sequence[tuple[str, str]] = CGROUP_FILES) -> int | None:
-    """What the control group still lets us take, or None where it sets no limit."""
-    for limit_path, used_path in files:
-        try:
-            limit, used = Path(limit_path).read_text().strip(), Path(used_path).read_text().strip()
-        except OSError:
-            continue
-        if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:
-            return max(0, int(limit) - int(used))
-    return None
 
 
 def default_pool_bytes(
@@ -55,10 +28,7 @@ def default_pool_bytes(
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * GPU_POOL_SHARE)
-    available = kilobyte_fields(meminfo).get("MemAvailable")
-    share = int(available * POOL_SHARE) if available else 1 << 30
-    headroom = cgroup_headroom_bytes(cgroup_files)
-    return share if headroom is None else min(share, headroom)
+    return read_host_memory(meminfo=meminfo, cgroup_files=cgroup_files).default_kv_bytes
 
 
 def process_memory() -> WorkerMemory:
