@@ -57,6 +57,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     num_logprobs: int | None = None
     prompt_logprobs: int | None = None
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether earlier tokens change which token is next."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return penalties != (0.0, 0.0, 1.0)
+
 
 class TokenLogprob(msgspec.Struct, frozen=True):
     """A token's log-probability before any sampling option, and the most likely tokens in its place."""
@@ -84,6 +90,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One per token id where they were asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """One per prompt token but the first, on the first output that has them."""
+    pooled: bytes = b""
+    """The sum of the prompt's final hidden states, native float64, on the last output of `pools`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +118,30 @@ class Request:
     """Prompt tokens found in the prefix cache at first admission; None before it."""
     num_preemptions: int = 0
     block_table: "array[int]" = field(default_factory=lambda: array("i"))
+    leader_id: str = ""
+    """The sibling whose prompt this request shares and waits for; empty: none."""
+    pools: bool = False
+    """Gives the sum of its hidden states instead of tokens."""
+    pooled: bytes = b""
+    """That sum so far."""
+    num_scored_tokens: int = 0
+    """Prompt tokens whose log-probabilities are known; the first has none."""
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Those not handed out yet."""
+    is_plain: bool = field(init=False)
+    """A plan carries nothing but its tokens: what nearly all requests are, told by one look."""
+
+    def __post_init__(self) -> None:
+        sampling = self.sampling
+        self.is_plain = not (
+            self.pools or sampling.looks_back or sampling.min_tokens or sampling.prompt_logprobs is not None
+        )
+
+    @property
+    def must_compute_prompt(self) -> bool:
+        """Cached KV does not serve: what is asked for needs every row of the prompt."""
+        scores = self.sampling.prompt_logprobs is not None
+        return self.pools or (scores and self.num_scored_tokens < self.num_prompt_tokens - 1)
 
     @property
     def num_output_tokens(self) -> int:

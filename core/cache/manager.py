@@ -88,7 +88,8 @@ class KVCacheManager:
         """Give a waiting request its cached prefix, if the rest of `room_for` tokens would fit now.
 
         Sets `block_table` and `num_computed_tokens`; at least one known token is left to compute.
-        Returns False, with nothing changed, where there is no room.
+        A request that must compute its prompt is given none of it. Returns False, with nothing
+        changed, where there is no room.
         """
         assert request.request_id not in self._holdings, f"{request.request_id} has its prefix already"
         assert not request.block_table
@@ -96,7 +97,8 @@ class KVCacheManager:
         block_ids: list[int] = []
         num_tokens = 0
         if self._prefix_cache:
-            node, block_ids, num_tokens = self._tree.match(request.namespace, request.token_ids[:-1])
+            most = 0 if request.must_compute_prompt else -1
+            node, block_ids, num_tokens = self._tree.match(request.namespace, request.token_ids[:most])
         num_unlocked = self._tree.num_unlocked_blocks(node) if node else 0
         if self.num_blocks_for(room_for) - len(block_ids) > self.num_available_blocks - num_unlocked:
             return False

@@ -6,7 +6,25 @@ and a child process are served alike.
 
 import msgspec
 
-from core.request import SamplingParams
+from core.request import SamplingParams, TokenLogprob
+
+
+class TokenHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """What came before a sampled row. Sent in every step, so that a worker has nothing to remember:
+    a request that was cached, preempted or moved to another row looks back on the same tokens.
+    """
+
+    num_prompt_tokens: int
+    token_ids: bytes = b""
+    """Prompt and output so far, native 32-bit integers; empty where only the count matters."""
+
+
+class PromptScoring(msgspec.Struct, frozen=True, kw_only=True):
+    """The first rows of an item whose next token is known, and its log-probability asked for."""
+
+    token_ids: tuple[int, ...]
+    """`token_ids[i]` follows the item's row `i`."""
+    num_top: int
 
 
 class PlannedTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +34,8 @@ class PlannedTokens(msgspec.Struct, frozen=True, kw_only=True):
     block table so far as native 32-bit integers: position `p` lives in slot
     `table[p // block_size] * block_size + p % block_size`. The last `num_samples` rows are
     sampled (0: this is the inside of a prompt; 1: the usual case).
-    `sampling` is given exactly when `num_samples` is above 0, with `seed` always set.
+    `sampling` is given exactly when `num_samples` is above 0, with `seed` always set, and `history`
+    where its options look back.
     """
 
     request_id: str
@@ -25,6 +44,16 @@ class PlannedTokens(msgspec.Struct, frozen=True, kw_only=True):
     block_table: bytes
     num_samples: int = 0
     sampling: SamplingParams | None = None
+    history: TokenHistory | None = None
+    scoring: PromptScoring | None = None
+    pooling: bytes | None = None
+    """The sum of the final hidden states of all earlier positions as native float64 (empty: there are
+    none), to which this item's rows are added one by one. None: not asked for."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether the step's result has an entry for this item."""
+        return self.num_samples > 0 or self.scoring is not None or self.pooling is not None
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,15 +68,21 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampledTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """What one planned item with `num_samples > 0` gave: ids, or why its sampling failed."""
+    """What one planned item that `answers` gave, or why that failed."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One per token id, where `num_logprobs` asks for them."""
+    scored: tuple[TokenLogprob, ...] = ()
+    """One per id of the item's `scoring`."""
+    pooled: bytes = b""
+    """The item's `pooling` with its own rows added."""
     error: str | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry per planned item with `num_samples > 0`, in plan order, and where the time went (seconds)."""
+    """One entry per planned item that `answers`, in plan order, and where the time went (seconds)."""
 
     step_id: int
     samples: tuple[SampledTokens, ...]

@@ -18,7 +18,9 @@ class WaitingQueue(Protocol):
         ...
 
     def push_back(self, request: Request) -> None:
-        """Return a preempted request: it was admitted once and goes before all newcomers."""
+        """Queue before all newcomers: a preempted request, which was admitted once, or one whose
+        sibling was.
+        """
         ...
 
     def head(self) -> Request:

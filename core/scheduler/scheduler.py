@@ -20,19 +20,11 @@ from core.cache.manager import KVCacheManager
 from core.errors import RequestTooLong
 from core.request import FinishReason, Request, RequestStatus, TokenOutput
 from core.scheduler.plan import PlannedTokens, SampledTokens, StepPlan, StepResult
+from core.scheduler.planning import Draft
 from core.scheduler.policies import FirstComeFirstServed, WaitingQueue
+from core.scheduler.results import append_tokens, hand_out_scores, keep_asides
+from core.scheduler.siblings import Siblings
 from core.scheduler.stats import SchedulerStats
-
-
-class _Draft:
-    """A step while it is being planned."""
-
-    __slots__ = ("budget", "items", "requests")
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.items: list[PlannedTokens] = []
-        self.requests: list[Request] = []
 
 
 class Scheduler:
@@ -66,6 +58,7 @@ class Scheduler:
         self._max_running = max_running
         self._max_model_len = max_model_len
         self._waiting: WaitingQueue = FirstComeFirstServed() if policy is None else policy
+        self._siblings = Siblings(manager.block_size)
         self._running: OrderedDict[str, Request] = OrderedDict()  # oldest admission first
         self._requests: dict[str, Request] = {}  # waiting and running
         self._in_flight: OrderedDict[int, tuple[StepPlan, list[Request]]] = OrderedDict()
@@ -105,21 +98,22 @@ class Scheduler:
                 )
 
     def add(self, request: Request) -> None:
-        """Queue a new request.
+        """Queue a new request, behind its leader's prompt if it has a leader.
 
         Raises:
             RequestTooLong: as `check_admissible` does.
         """
         assert request.num_prompt_tokens == len(request.token_ids) > 0, "a request needs a prompt"
-        assert request.sampling.max_tokens > 0, "a request for no tokens"
+        assert (request.sampling.max_tokens > 0) is not request.pools, "tokens or pooling"
         assert request.sampling.seed is not None, "the engine draws the seed that a client left open"
         assert request.request_id not in self._requests, f"{request.request_id} is already here"
         assert not self._manager.holds(request.request_id), f"{request.request_id} has tokens in flight"
         assert request.status is RequestStatus.WAITING
         assert request.num_computed_tokens == 0
         self.check_admissible(request.num_prompt_tokens, request.sampling.max_tokens)
+        if not self._siblings.hold(request, self._requests.get(request.leader_id)):
+            self._waiting.push(request)
         self._requests[request.request_id] = request
-        self._waiting.push(request)
 
     def abort(self, request_id: str) -> TokenOutput | None:
         """End a request now, in a step or out of it. None if it is unknown or has ended already."""
@@ -143,7 +137,9 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan one step: running requests first, then waiting ones. None if nothing can be computed now."""
-        draft = _Draft(self._max_step_tokens)
+        if self._siblings:
+            self._release_siblings()
+        draft = Draft(self._max_step_tokens)
         self._continue_running(draft)
         self._admit_waiting(draft)
         if not draft.items:
@@ -162,11 +158,11 @@ class Scheduler:
         outputs: list[TokenOutput] = []
         finished = RequestStatus.FINISHED
         for item, request in zip(plan.items, requests, strict=True):
-            sample = next(samples) if item.num_samples else None
+            sample = next(samples) if item.num_samples or item.answers else None
             if request.status is finished:
                 self._settle(request)
                 continue
-            output = self._confirm(request, len(item.token_ids), sample)
+            output = self._confirm(request, item, sample)
             if output is not None:
                 outputs.append(output)
         assert next(samples, None) is None, "the result has more samples than the plan"
@@ -199,7 +195,7 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         manager = self._manager
         return SchedulerStats(
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._siblings),
             num_running=len(self._running),
             num_steps_in_flight=len(self._in_flight),
             num_free_blocks=manager.num_free_blocks,
@@ -227,31 +223,40 @@ class Scheduler:
             assert request.num_scheduled_tokens == in_flight.get(request.request_id, 0)
             assert request.num_uncomputed_tokens >= 0
         assert self._num_kept_tokens.keys() <= holders.keys() - self._requests.keys()
-        assert {
-            request.request_id for request in self._waiting
-        } == self._requests.keys() - self._running.keys()
-        assert len(self._waiting) + len(self._running) == len(self._requests)
+        waiting = [*self._waiting, *self._siblings]
+        assert {request.request_id for request in waiting} == self._requests.keys() - self._running.keys()
+        assert len(waiting) + len(self._running) == len(self._requests)
         assert len(self._running) <= self._max_running
-        for request in self._waiting:
+        for request in waiting:
             assert request.status is RequestStatus.WAITING
             assert not request.block_table
             assert request.num_computed_tokens == request.num_scheduled_tokens == 0
         assert all(request.status is RequestStatus.RUNNING for request in self._running.values())
 
-    def _continue_running(self, draft: _Draft) -> None:
+    def _release_siblings(self) -> None:
+        """Those whose leader was admitted go before newcomers, as it did; the others are newcomers."""
+        followers, heirs = self._siblings.release()
+        for request in reversed(followers):
+            self._waiting.push_back(request)
+        for request in heirs:
+            self._waiting.push(request)
+
+    def _continue_running(self, draft: Draft) -> None:
         """First those that need one token, so that no running stream waits for another's prompt."""
         behind: list[Request] = []
         running = RequestStatus.RUNNING
         for request in tuple(self._running.values()):
             num_tokens = request.num_uncomputed_tokens
+            if request.pools and request.num_scheduled_tokens:
+                continue  # the next chunk adds to the sum of this one
             if num_tokens > 1:
                 behind.append(request)
             elif num_tokens == 1 and request.status is running and self._make_room(request):
-                self._plan(request, 1, draft)
+                draft.add(request, 1)
         for request in behind:
             if draft.budget and request.status is running:
                 num_tokens = min(request.num_uncomputed_tokens, self._max_prefill_tokens, draft.budget)
-                self._plan(request, num_tokens, draft)  # its blocks were taken at admission
+                draft.add(request, num_tokens)  # its blocks were taken at admission
 
     def _make_room(self, request: Request) -> bool:
         """Grow by one token, preempting from the young end until it fits or is itself the victim."""
@@ -273,7 +278,7 @@ class Scheduler:
         self._waiting.push_back(request)
         self._num_preemptions += 1
 
-    def _admit_waiting(self, draft: _Draft) -> None:
+    def _admit_waiting(self, draft: Draft) -> None:
         """Admit from the head while budget and room last; nobody overtakes.
 
         All known tokens get their blocks at once, and there must be room for one block more: else a
@@ -292,26 +297,7 @@ class Scheduler:
             request.status = RequestStatus.RUNNING
             self._running[request.request_id] = request
             num_tokens = min(request.num_uncomputed_tokens, self._max_prefill_tokens, draft.budget)
-            self._plan(request, num_tokens, draft)
-
-    def _plan(self, request: Request, num_tokens: int, draft: _Draft) -> None:
-        first = request.num_computed_tokens + request.num_scheduled_tokens
-        end = first + num_tokens
-        known = request.token_ids
-        samples = end == len(known)
-        draft.items.append(
-            PlannedTokens(
-                request_id=request.request_id,
-                token_ids=(known[first],) if num_tokens == 1 else tuple(known[first:end]),
-                first_position=first,
-                block_table=request.block_table.tobytes(),
-                num_samples=1 if samples else 0,
-                sampling=request.sampling if samples else None,
-            )
-        )
-        draft.requests.append(request)
-        draft.budget -= num_tokens
-        request.num_scheduled_tokens += num_tokens
+            draft.add(request, num_tokens)
 
     def _land(self, plan: StepPlan) -> list[Request]:
         """Take the oldest plan out of flight, with its reservations."""
@@ -321,8 +307,11 @@ class Scheduler:
             request.num_scheduled_tokens -= len(item.token_ids)
         return requests
 
-    def _confirm(self, request: Request, num_tokens: int, sample: SampledTokens | None) -> TokenOutput | None:
+    def _confirm(
+        self, request: Request, item: PlannedTokens, sample: SampledTokens | None
+    ) -> TokenOutput | None:
         """Take in one item of a step: computed tokens, then new ones, then full blocks for the tree."""
+        num_tokens = len(item.token_ids)
         request.num_computed_tokens += num_tokens
         self._num_computed_tokens += num_tokens
         if sample is None:
@@ -331,41 +320,55 @@ class Scheduler:
         assert sample.request_id == request.request_id
         if sample.error is not None:  # what cannot be sampled may come from bad KV: nothing is committed
             return self._end(request, FinishReason.ERROR, error=sample.error)
-        token_ids, reason = self._append(request, sample.token_ids)
+        if not request.is_plain:
+            keep_asides(request, item, sample)
+            if not item.num_samples:
+                return self._confirm_unsampled(request)
+        token_ids, reason = append_tokens(request, sample.token_ids)
+        self._num_output_tokens += len(token_ids)
         self._manager.commit(request)
         if reason is not None:
-            return self._end(request, reason, token_ids=token_ids)
+            self._close(request, reason)
         return TokenOutput(
             request_id=request.request_id,
             token_ids=token_ids,
+            finish_reason=reason,
             num_cached_tokens=request.num_cached_tokens or 0,
+            logprobs=sample.logprobs[: len(token_ids)],
+            prompt_logprobs=() if request.is_plain else hand_out_scores(request),
         )
 
-    def _append(
-        self, request: Request, token_ids: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], FinishReason | None]:
-        """Add sampled tokens up to the one that ends the request, if one does."""
-        assert token_ids, "a sample without tokens and without an error"
-        sampling = request.sampling
-        num_left = sampling.max_tokens - request.num_output_tokens
-        for count, token_id in enumerate(token_ids, 1):
-            request.token_ids.append(token_id)
-            self._num_output_tokens += 1
-            if token_id in sampling.stop_token_ids:
-                return token_ids[:count], FinishReason.STOP
-            if count == num_left:
-                return token_ids[:count], FinishReason.LENGTH
-        return token_ids, None
+    def _confirm_unsampled(self, request: Request) -> TokenOutput | None:
+        """A part of a prompt whose rows were asked for something else than tokens."""
+        self._manager.commit(request)
+        if not request.pools or request.num_computed_tokens < len(request.token_ids):
+            return None
+        self._close(request, FinishReason.LENGTH)
+        return TokenOutput(
+            request_id=request.request_id,
+            finish_reason=FinishReason.LENGTH,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            pooled=request.pooled,
+        )
 
     def _end(
         self,
         request: Request,
         reason: FinishReason,
         *,
-        token_ids: tuple[int, ...] = (),
         num_kept_tokens: int | None = None,
         error: str | None = None,
     ) -> TokenOutput:
+        """End a request that gives nothing more."""
+        self._close(request, reason, num_kept_tokens=num_kept_tokens)
+        return TokenOutput(
+            request_id=request.request_id,
+            finish_reason=reason,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            error=error,
+        )
+
+    def _close(self, request: Request, reason: FinishReason, *, num_kept_tokens: int | None = None) -> None:
         """The one way in which a request ends. Its blocks come back now, or when its last plan lands."""
         del self._requests[request.request_id]
         was_running = request.status is RequestStatus.RUNNING
@@ -377,17 +380,10 @@ class Scheduler:
             if num_kept_tokens is not None:
                 self._num_kept_tokens[request.request_id] = num_kept_tokens
             self._settle(request)
-        else:
+        elif not self._siblings.discard(request):
             self._waiting.remove(request)
             if num_kept_tokens is not None:
                 self._manager.forget_beyond(request, num_kept_tokens)
-        return TokenOutput(
-            request_id=request.request_id,
-            token_ids=token_ids,
-            finish_reason=reason,
-            num_cached_tokens=request.num_cached_tokens or 0,
-            error=error,
-        )
 
     def _settle(self, request: Request) -> None:
         """Give back the blocks of an ended request, unless a plan in flight still names them."""

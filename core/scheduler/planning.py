@@ -1,0 +1,78 @@
+"""From a request's progress to the tokens of it that a step computes."""
+
+from core.request import Request
+from core.scheduler.plan import PlannedTokens, PromptScoring, TokenHistory
+
+
+class Draft:
+    """A step while it is being planned."""
+
+    __slots__ = ("budget", "items", "requests")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.items: list[PlannedTokens] = []
+        self.requests: list[Request] = []
+
+    def add(self, request: Request, num_tokens: int) -> None:
+        """Reserve the next `num_tokens` tokens of a request, for which it has blocks."""
+        self.items.append(
+            _plain_tokens(request, num_tokens) if request.is_plain else _tokens(request, num_tokens)
+        )
+        self.requests.append(request)
+        self.budget -= num_tokens
+        request.num_scheduled_tokens += num_tokens
+
+
+def _plain_tokens(request: Request, num_tokens: int) -> PlannedTokens:
+    """`_tokens` without the questions whose answers are no."""
+    first = request.num_computed_tokens + request.num_scheduled_tokens
+    end = first + num_tokens
+    known = request.token_ids
+    samples = end == len(known)
+    return PlannedTokens(
+        request_id=request.request_id,
+        token_ids=(known[first],) if num_tokens == 1 else tuple(known[first:end]),
+        first_position=first,
+        block_table=request.block_table.tobytes(),
+        num_samples=1 if samples else 0,
+        sampling=request.sampling if samples else None,
+    )
+
+
+def _tokens(request: Request, num_tokens: int) -> PlannedTokens:
+    first = request.num_computed_tokens + request.num_scheduled_tokens
+    end = first + num_tokens
+    samples = end == len(request.token_ids) and not request.pools
+    return PlannedTokens(
+        request_id=request.request_id,
+        token_ids=tuple(request.token_ids[first:end]),
+        first_position=first,
+        block_table=request.block_table.tobytes(),
+        num_samples=1 if samples else 0,
+        sampling=request.sampling if samples else None,
+        history=_history(request) if samples else None,
+        scoring=_scoring(request, first, end),
+        pooling=(request.pooled if first else b"") if request.pools else None,
+    )
+
+
+def _history(request: Request) -> TokenHistory | None:
+    sampling = request.sampling
+    if not sampling.looks_back and request.num_output_tokens >= sampling.min_tokens:
+        return None
+    return TokenHistory(
+        num_prompt_tokens=request.num_prompt_tokens,
+        token_ids=request.token_ids.tobytes() if sampling.looks_back else b"",
+    )
+
+
+def _scoring(request: Request, first: int, end: int) -> PromptScoring | None:
+    """Rows of the prompt whose next token is in it. A whole chunk, even where a part of it is scored
+    already: that happens after a preemption only, and `keep_scores` takes none twice.
+    """
+    num_top = request.sampling.prompt_logprobs
+    last = min(end + 1, request.num_prompt_tokens)
+    if num_top is None or last - 1 <= max(first, request.num_scored_tokens):
+        return None
+    return PromptScoring(token_ids=tuple(request.token_ids[first + 1 : last]), num_top=num_top)

@@ -1,0 +1,40 @@
+"""From an item's result to what its request knows and gives."""
+
+from core.request import FinishReason, Request, TokenLogprob
+from core.scheduler.plan import PlannedTokens, SampledTokens
+
+
+def append_tokens(
+    request: Request, token_ids: tuple[int, ...]
+) -> tuple[tuple[int, ...], FinishReason | None]:
+    """Add sampled tokens up to the one that ends the request, if one does."""
+    assert token_ids, "a sample without tokens and without an error"
+    sampling = request.sampling
+    num_left = sampling.max_tokens - request.num_output_tokens
+    for count, token_id in enumerate(token_ids, 1):
+        request.token_ids.append(token_id)
+        if token_id in sampling.stop_token_ids:
+            return token_ids[:count], FinishReason.STOP
+        if count == num_left:
+            return token_ids[:count], FinishReason.LENGTH
+    return token_ids, None
+
+
+def keep_asides(request: Request, item: PlannedTokens, sample: SampledTokens) -> None:
+    """Keep what an item gave besides tokens: scores of the prompt, and the sum of its hidden states.
+
+    Scores that a preempted request has from its first attempt are not taken twice.
+    """
+    request.pooled = sample.pooled
+    if item.scoring is not None:
+        assert len(sample.scored) == len(item.scoring.token_ids)
+        num_known = request.num_scored_tokens - item.first_position
+        assert num_known >= 0, "scores are missing"
+        request.prompt_logprobs += sample.scored[num_known:]
+        request.num_scored_tokens += len(sample.scored[num_known:])
+
+
+def hand_out_scores(request: Request) -> tuple[TokenLogprob, ...]:
+    """All scores of the prompt; none the second time."""
+    scores, request.prompt_logprobs = tuple(request.prompt_logprobs), []
+    return scores
