@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.errors import Draining, Overloaded
+from gateway.errors import Draining, InvalidRequest, Overloaded
+from gateway.service_rate import ServiceRate
 
 MAX_READING_BYTES = 256 * 1024 * 1024
 """Bodies on their way in, together. Each is bounded; a thousand connections of them are not."""
@@ -13,18 +14,27 @@ MAX_READING_BYTES = 256 * 1024 * 1024
 class Admission:
     """Hands out permits. Touched by the event loop alone.
 
-    Invariants: `num_admitted` is the number of open `permit()` scopes, and at most `max_admitted`;
+    Invariants: `num_admitted` is what the open `permit()` scopes hold, and at most `max_admitted`;
     `num_reading_bytes` is what the open `reading()` scopes asked for, and at most
     `max_reading_bytes` unless one alone is larger.
     """
 
-    def __init__(self, *, max_admitted: int, max_reading_bytes: int = MAX_READING_BYTES) -> None:
-        assert max_admitted > 0, "a server that admits nobody"
-        self.max_admitted = max_admitted
+    def __init__(
+        self,
+        *,
+        max_running: int,
+        max_queued: int = 0,
+        max_reading_bytes: int = MAX_READING_BYTES,
+        rate: ServiceRate | None = None,
+    ) -> None:
+        assert max_running > 0, "a server that admits nobody"
+        self.max_running = max_running
+        self.max_admitted = max_running + max_queued
         self.num_admitted = 0
         self.num_refused = 0
         self.max_reading_bytes = max_reading_bytes
         self.num_reading_bytes = 0
+        self._rate = rate or ServiceRate()
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -43,23 +53,37 @@ class Admission:
             self.num_refused += 1
             raise Draining
         if self.num_admitted >= self.max_admitted:
-            self.num_refused += 1
-            raise Overloaded(num_admitted=self.num_admitted)
+            raise self._overloaded()
 
     @contextmanager
-    def permit(self) -> Iterator[None]:
-        """Hold one permit for the length of the scope. Never waits: the engine has the queue.
+    def permit(self, num: int = 1) -> Iterator[None]:
+        """Hold a permit for each of `num` choices, for the length of the scope. Never waits.
+
+        The engine has the queue.
 
         Raises:
+            InvalidRequest: more than there are, whoever else is here.
             Draining, Overloaded: no permit was taken.
         """
+        if num > self.max_admitted:
+            raise InvalidRequest(
+                f"the request has {num} choices; the server takes at most {self.max_admitted} at once", param="n"
+            )
         self.refuse_if_closed()
-        self.num_admitted += 1
+        if self.num_admitted + num > self.max_admitted:
+            raise self._overloaded()
+        self.num_admitted += num
         self._idle.clear()
+        if self.num_admitted >= self.max_running:
+            self._rate.became_busy()
         try:
             yield
         finally:
-            self.num_admitted -= 1
+            self.num_admitted -= num
+            for _ in range(num):
+                self._rate.departed()
+            if self.num_admitted < self.max_running:
+                self._rate.became_idle()
             if self.num_admitted == 0:
                 self._idle.set()
             self.check()
@@ -72,14 +96,19 @@ class Admission:
             Overloaded: too many large bodies at once; a single one always fits.
         """
         if self.num_reading_bytes and self.num_reading_bytes + num_bytes > self.max_reading_bytes:
-            self.num_refused += 1
-            raise Overloaded(num_admitted=self.num_admitted)
+            raise self._overloaded()
         self.num_reading_bytes += num_bytes
         try:
             yield
         finally:
             self.num_reading_bytes -= num_bytes
             self.check()
+
+    def _overloaded(self) -> Overloaded:
+        """Tells to come back when all who wait now will have had their turn, and one place is left."""
+        self.num_refused += 1
+        num_ahead = max(0, self.num_admitted - self.max_running) + 1
+        return Overloaded(num_admitted=self.num_admitted, retry_after_s=self._rate.wait_s(num_ahead))
 
     def close(self) -> None:
         """Admit nobody from now on. Permits given out stay good."""

@@ -1,38 +1,55 @@
 """The application on one screen: routes, middleware, and what they share."""
 
+import structlog
 from aiohttp import web
 
 from gateway import status_routes
 from gateway.admission import Admission
+from gateway.api_keys import ApiKeys, read_key_file
 from gateway.backends import Backends
 from gateway.config import ServerConfig
 from gateway.dialects import find_dialects
 from gateway.handler import generate_handler
-from gateway.keys import ADMISSION, BACKENDS, CONFIG, KEEP_ALIVE, LIFECYCLE, METRICS
+from gateway.keys import ADMISSION, API_KEYS, BACKENDS, CONFIG, KEEP_ALIVE, LIFECYCLE, METRICS
 from gateway.lifecycle import Lifecycle
 from gateway.middleware.access_log import access_log_middleware
+from gateway.middleware.api_key import api_key_middleware
+from gateway.middleware.cors import add_cors_headers, cors_middleware
 from gateway.middleware.drain import drain_middleware
 from gateway.middleware.errors import errors_middleware
 from gateway.middleware.request_id import add_standard_headers, request_id_middleware
 from gateway.sse import KeepAlive
 from gateway.telemetry.metrics import Metrics
 
+_log = structlog.get_logger("gateway.app")
+
 
 def build_app(config: ServerConfig) -> web.Application:
-    """Return the application, with no backend yet: the lifespan adds it when it has loaded."""
+    """Return the application, with no backend yet: the lifespan adds it when it has loaded.
+
+    Raises:
+        ConfigError: the key file cannot be used.
+    """
     access_log = (access_log_middleware,) if config.access_log else ()
     app = web.Application(
-        middlewares=(request_id_middleware, *access_log, drain_middleware, errors_middleware),
+        middlewares=(
+            request_id_middleware,
+            *access_log,
+            cors_middleware,
+            drain_middleware,
+            errors_middleware,
+            api_key_middleware,
+        ),
         client_max_size=config.max_body_bytes,
-        handler_args={"auto_decompress": False},  # compressed bodies are refused, not unpacked
     )
     app[CONFIG] = config
     app[LIFECYCLE] = Lifecycle()
-    app[ADMISSION] = Admission(max_admitted=config.engine.max_running + config.max_queued)
+    app[API_KEYS] = _api_keys(config)
+    app[ADMISSION] = Admission(max_running=config.engine.max_running, max_queued=config.max_queued)
     app[BACKENDS] = Backends(aliases=config.aliases)
     app[METRICS] = Metrics(admission=app[ADMISSION], backends=app[BACKENDS])
     app[KEEP_ALIVE] = KeepAlive(every_s=config.keep_alive_s)
-    app.on_response_prepare.append(add_standard_headers)
+    app.on_response_prepare.extend((add_standard_headers, add_cors_headers))
 
     for dialect in find_dialects():
         app.router.add_post(dialect.path, generate_handler(dialect))
@@ -42,3 +59,12 @@ def build_app(config: ServerConfig) -> web.Application:
     app.router.add_get("/readyz", status_routes.readyz)
     app.router.add_get("/metrics", status_routes.metrics)
     return app
+
+
+def _api_keys(config: ServerConfig) -> ApiKeys | None:
+    if not config.api_key_file:
+        return None
+    file = read_key_file(config.api_key_file)
+    if file.warning:
+        _log.warning("key_file_exposed", problem=file.warning)
+    return file.keys

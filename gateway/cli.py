@@ -10,6 +10,7 @@ import typer
 
 from core import EngineError
 from gateway import __version__
+from gateway.api_keys import read_key_file
 from gateway.config import ServerConfig, build_config, gather_options
 from gateway.model_store import DEFAULT_MODEL, ModelUnavailable, cache_folder, cached_model, pull
 
@@ -58,6 +59,8 @@ def serve(
     load_deadline: Annotated[Text, _option("longer loading counts as hung [600]", "SECONDS")] = None,
     cache_dir: Annotated[Text, _option("where packed weights are kept", "FOLDER")] = None,
     prefix_cache: Annotated[Flag, typer.Option(help="reuse KV of equal prefixes", show_default=False)] = None,
+    api_key_file: Annotated[Text, _option("keys that may ask, one per line [everybody may]", "FILE")] = None,
+    cors_origin: Annotated[Many, _option("web page that may ask; '*': any (repeatable)", "ORIGIN")] = None,
     max_body_bytes: Annotated[Text, _option("largest request body [4194304]")] = None,
     max_json_depth: Annotated[Text, _option("deepest nesting of a body [64]")] = None,
     max_connections: Annotated[Text, _option("open connections [1024]")] = None,
@@ -114,6 +117,8 @@ def _configured(flags: dict[str, object]) -> ServerConfig:
     is_default = options.model in ("", DEFAULT_MODEL.model_id)
     model_id = DEFAULT_MODEL.model_id if is_default else Path(options.model).stem.lower()
     config = build_config(options, checkpoint="", default_model_id=model_id)
+    if config.api_key_file:
+        read_key_file(config.api_key_file)
     checkpoint = _pull_with_progress() if is_default else options.model
     engine = msgspec.structs.replace(
         config.engine,

@@ -1,9 +1,10 @@
 """The gateway's options: one frozen value, put together once from file < environment < flags."""
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -14,6 +15,8 @@ LogFormat = Literal["auto", "console", "json"]
 
 ENVIRONMENT_PREFIX = "TIDEGATE_"
 DEFAULT_MODEL_ID = "smollm2-135m"
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.\-]*://[a-z0-9.\-_\[\]:]{1,255}")
+"""As browsers send it: lower case, without a path, the default port left out."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +36,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The name clients ask for."""
     aliases: tuple[str, ...] = ()
     """Further names for it; `*` stands for any name."""
+    api_key_file: str = ""
+    """File of the keys that may ask; empty: everybody may."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages that may ask, as `https://name:port`; `*` stands for any."""
     max_body_bytes: int = 4 * 1024 * 1024
     max_json_depth: int = 64
     """Deepest nesting of a request body."""
@@ -76,6 +83,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if not text or len(text) > 256 or not text.isprintable():
                 raise ConfigError(f"{name} is {text!r}; it must be 1 to 256 printable characters")
+        for origin in self.cors_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"cors_origin is {origin!r}; it must be '*', or a scheme and a host as in https://app.example:8443"
+                )
         self.engine.validated()
         return self
 
@@ -87,6 +99,7 @@ assert not SERVER_FIELDS & ENGINE_FIELDS, "one flat name space serves flags and 
 
 FIELD_OF_FLAG = {
     "alias": "aliases",
+    "cors_origin": "cors_origins",
     "threads": "num_threads",
     "step_deadline": "step_deadline_s",
     "load_deadline": "load_deadline_s",
@@ -167,7 +180,7 @@ def _converted(options: Options, struct: type[msgspec.Struct], *, names: Iterabl
         if name not in options.values:
             continue
         value = options.values[name]
-        if name == "aliases" and isinstance(value, str):
+        if get_origin(fields[name]) is tuple and isinstance(value, str):
             value = [part.strip() for part in value.split(",")]
         try:
             # Text from the environment is read leniently ("8000", "true"); a file's types count.

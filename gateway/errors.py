@@ -8,6 +8,7 @@
     ├── ModelNotFound
     ├── RouteNotFound
     ├── MethodNotAllowed
+    ├── Unauthorized             no API key, or a wrong one
     ├── Overloaded               as many requests as the server takes are in it
     ├── Draining                 the server is stopping
     ├── NotReady                 the model is still loading
@@ -87,13 +88,27 @@ class MethodNotAllowed(GatewayError):
         self.allowed = allowed
 
 
+class Unauthorized(GatewayError):
+    """Says whether a key was given, and nothing of it."""
+
+    code = "invalid_api_key"
+
+    def __init__(self, *, was_given: bool) -> None:
+        super().__init__(
+            "the API key is not known here"
+            if was_given
+            else "an API key is needed: send the header `Authorization: Bearer KEY` or `x-api-key: KEY`"
+        )
+
+
 class Overloaded(GatewayError):
     code = "overloaded"
 
-    def __init__(self, *, num_admitted: int) -> None:
+    def __init__(self, *, num_admitted: int, retry_after_s: int = 1) -> None:
         super().__init__(
             f"the server is busy with {num_admitted} requests, as many as it takes; try again soon"
         )
+        self.retry_after_s = retry_after_s
 
 
 class Draining(GatewayError):
@@ -156,6 +171,7 @@ TABLE: dict[type[Exception], _Row] = {
     ModelNotFound: _Row(HTTPStatus.NOT_FOUND, "invalid_request_error"),
     RouteNotFound: _Row(HTTPStatus.NOT_FOUND, "invalid_request_error"),
     MethodNotAllowed: _Row(HTTPStatus.METHOD_NOT_ALLOWED, "invalid_request_error"),
+    Unauthorized: _Row(HTTPStatus.UNAUTHORIZED, "invalid_request_error"),
     Overloaded: _Row(HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error", 1),
     Draining: _Row(HTTPStatus.SERVICE_UNAVAILABLE, "server_error", 5),
     NotReady: _Row(HTTPStatus.SERVICE_UNAVAILABLE, "server_error", 2),
@@ -191,7 +207,7 @@ def describe(error: Exception) -> ErrorReport:
         code=error.reason if isinstance(error, InvalidRequest) else error.code,
         message=str(error),
         param=_param(error),
-        retry_after_s=row.retry_after_s,
+        retry_after_s=error.retry_after_s if isinstance(error, Overloaded) else row.retry_after_s,
         allowed=error.allowed if isinstance(error, MethodNotAllowed) else (),
     )
 

@@ -3,6 +3,7 @@
 from aiohttp import web
 
 from gateway.admission import Admission
+from gateway.api_keys import ApiKeys
 from gateway.backends import Backends
 from gateway.config import ServerConfig
 from gateway.dialects import Dialect
@@ -16,6 +17,8 @@ ADMISSION = web.AppKey("admission", Admission)
 BACKENDS = web.AppKey("backends", Backends)
 LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
 METRICS = web.AppKey("metrics", Metrics)
+API_KEYS: web.AppKey[ApiKeys | None] = web.AppKey("api_keys")
+"""None: everybody may ask."""
 KEEP_ALIVE = web.AppKey("keep_alive", KeepAlive)
 
 RECORD = web.RequestKey("record", RequestRecord)

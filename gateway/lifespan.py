@@ -130,10 +130,8 @@ async def _drain(app: web.Application, backend: Backend) -> None:
 async def _listening(app: web.Application, sock: socket.socket) -> AsyncIterator[None]:
     runner = web.AppRunner(
         app,
-        access_log=None,  # ours is a middleware
         handler_cancellation=True,  # a client that leaves ends its generation
         shutdown_timeout=1.0,  # draining has been patient already
-        keepalive_timeout=75.0,
     )
     await runner.setup()
     assert runner.server is not None, "setup makes the server"

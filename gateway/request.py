@@ -29,6 +29,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     """A streamed answer ends with its usage."""
 
+    tenant: str = ""
+    """Whose API key this came with, set by the server: nobody else's cached prompts are used for it."""
+
     @property
     def num_text_bytes(self) -> int:
         """UTF-8 bytes of all text the client sent: a bound on the work of encoding it."""

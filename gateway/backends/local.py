@@ -56,7 +56,9 @@ class LocalBackend:
             max_context_tokens=self._max_context_tokens,
             stop_token_ids=self._stop_token_ids,
         )
-        async with self._engine.generate(request_id, token_ids, sampling) as outputs:
+        async with self._engine.generate(
+            request_id, token_ids, sampling, namespace=request.tenant.encode()
+        ) as outputs:
             events = answer_events(
                 outputs,
                 AnswerText(self._tokenizer, stop=request.stop),

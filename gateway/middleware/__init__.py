@@ -1,6 +1,6 @@
 """What surrounds every handler, one small file each. Pass-through only: none of them wraps a stream.
 
-The order is the application's: request_id, access_log, drain, errors.
+The order is the application's: request_id, access_log, cors, drain, errors, api_key.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,5 +1,7 @@
 """Turns every exception into what a client may see of it: a status, or a stream's last event."""
 
+from http import HTTPStatus
+
 import msgspec
 import structlog
 from aiohttp import web
@@ -63,6 +65,8 @@ def _respond(http: web.Request, report: ErrorReport) -> web.Response:
     headers = {}
     if report.retry_after_s is not None:
         headers["Retry-After"] = str(report.retry_after_s)
+    if report.status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = 'Bearer realm="tidegate"'
     if report.allowed:
         headers["Allow"] = ", ".join(report.allowed)
     dialect = http.get(DIALECT)

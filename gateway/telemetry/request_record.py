@@ -14,6 +14,8 @@ class RequestRecord:
         """Ours, random: the only one ever used as a key."""
         self.client_request_id = client_request_id
         """The client's, if it is harmless: echoed and logged, nothing else."""
+        self.tenant = ""
+        """Whose key was given; empty where none is needed."""
         self.fields: dict[str, object] = {}
         """For the access log."""
         self._now = asyncio.get_running_loop().time

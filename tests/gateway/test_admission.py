@@ -16,7 +16,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.admission = Admission(max_admitted=3)
+        self.admission = Admission(max_running=3)
         self.scopes: list[ExitStack] = []
 
     @rule()
@@ -59,7 +59,7 @@ TestAdmissionMachine = AdmissionMachine.TestCase
 
 @given(st.sampled_from([ValueError, KeyboardInterrupt, GeneratorExit]))
 def test_a_permit_comes_back_whatever_ends_its_scope(error: type[BaseException]) -> None:
-    admission = Admission(max_admitted=1)
+    admission = Admission(max_running=1)
     with pytest.raises(error), admission.permit():
         raise error
     with admission.permit():
@@ -67,7 +67,7 @@ def test_a_permit_comes_back_whatever_ends_its_scope(error: type[BaseException])
 
 
 async def test_idle_waits_for_the_last_permit() -> None:
-    admission = Admission(max_admitted=2)
+    admission = Admission(max_running=2)
     await admission.idle()
     first, second = ExitStack(), ExitStack()
     first.enter_context(admission.permit())
@@ -79,7 +79,7 @@ async def test_idle_waits_for_the_last_permit() -> None:
 
 
 def test_bodies_are_bounded_together_but_one_alone_always_fits() -> None:
-    admission = Admission(max_admitted=1, max_reading_bytes=100)
+    admission = Admission(max_running=1, max_reading_bytes=100)
     with admission.reading(60), admission.reading(40):
         with pytest.raises(Overloaded), admission.reading(1):
             raise AssertionError

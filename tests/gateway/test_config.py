@@ -22,6 +22,8 @@ ANOTHER_VALUE: dict[str, tuple[str, object]] = {
     "port": ("0", 0),
     "model_id": ("other", "other"),
     "aliases": ("gpt-4o, *", ("gpt-4o", "*")),
+    "api_key_file": ("keys.txt", "keys.txt"),
+    "cors_origins": ("https://a.example, http://localhost:3000", ("https://a.example", "http://localhost:3000")),
     "max_body_bytes": ("4096", 4096),
     "max_json_depth": ("8", 8),
     "max_connections": ("7", 7),
