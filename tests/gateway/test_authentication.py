@@ -163,14 +163,13 @@ async def test_a_tenant_finds_its_own_prompts_again_and_nobody_elses(keys: str) 
 
         async def usage(key: str) -> dict[str, Any]:
             answer = (await ask(server, secret, headers=bearer(key))).json
-            return {"cached": answer["usage"]["prompt_tokens_details"]["cached_tokens"]} | answer["choices"][
-                0
-            ]
+            message: dict[str, Any] = answer["choices"][0]["message"]
+            return message | {"cached": answer["usage"]["prompt_tokens_details"]["cached_tokens"]}
 
         first, bobs, again, bobs_again = [await usage(key) for key in (KEY, OTHER, KEY, OTHER)]
     assert first["cached"] == bobs["cached"] == 0
     assert again["cached"] == bobs_again["cached"] > 0
-    texts = {answer["message"]["content"] for answer in (first, bobs, again, bobs_again)}
+    texts = {answer["content"] for answer in (first, bobs, again, bobs_again)}
     assert len(texts) == 1
 
 
