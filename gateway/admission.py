@@ -81,7 +81,7 @@ class Admission:
         finally:
             self.num_admitted -= num
             for _ in range(num):
-                self._rate.departed()
+                self._rate.departed(num)
             if self.num_admitted < self.max_running:
                 self._rate.became_idle()
             if self.num_admitted == 0:

@@ -1,5 +1,6 @@
 """How fast a busy server gets rid of requests, and so how long a refused client should stay away."""
 
+import itertools
 import math
 import time
 from collections import deque
@@ -33,10 +34,10 @@ class ServiceRate:
         """A place is free."""
         self._busy_since = None
 
-    def departed(self) -> None:
-        """A request has left its place."""
+    def departed(self, count: int = 1) -> None:
+        """So many have left their places."""
         if self._busy_since is not None:
-            self._departures.append(self._now())
+            self._departures.extend(itertools.repeat(self._now(), count))
 
     def wait_s(self, num_ahead: int) -> int:
         """Predict in how many seconds `num_ahead` requests will have left: 1 to 60, never fewer for more.

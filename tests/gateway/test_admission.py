@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.admission import Admission
-from gateway.errors import Draining, Overloaded
+from gateway.errors import Draining, InvalidRequest, Overloaded
 
 
 class AdmissionMachine(RuleBasedStateMachine):
@@ -18,20 +18,27 @@ class AdmissionMachine(RuleBasedStateMachine):
         super().__init__()
         self.admission = Admission(max_running=3)
         self.scopes: list[ExitStack] = []
+        self.held: dict[ExitStack, int] = {}
 
-    @rule()
-    def enter(self) -> None:
+    @rule(num=st.integers(1, 4))
+    def enter(self, num: int) -> None:
         scope = ExitStack()
         try:
-            scope.enter_context(self.admission.permit())
+            scope.enter_context(self.admission.permit(num))
         except Draining:
             assert self.admission.draining
         except Overloaded:
-            assert len(self.scopes) == 3
+            assert num <= 3 < self.num_held + num
+        except InvalidRequest:
+            assert num == 4
         else:
-            assert len(self.scopes) < 3
             assert not self.admission.draining
             self.scopes.append(scope)
+            self.held[scope] = num
+
+    @property
+    def num_held(self) -> int:
+        return sum(self.held[scope] for scope in self.scopes)
 
     @rule(which=st.integers(0, 2))
     def leave(self, which: int) -> None:
@@ -45,7 +52,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @invariant()
     def permits_are_scopes(self) -> None:
         self.admission.check()
-        assert self.admission.num_admitted == len(self.scopes)
+        assert self.admission.num_admitted == self.num_held <= 3
 
     def teardown(self) -> None:
         for scope in self.scopes:
