@@ -11,13 +11,13 @@ import typer
 from core import EngineError
 from gateway import __version__
 from gateway.api_keys import read_key_file
-from gateway.config import ServerConfig, build_config, gather_options
+from gateway.commands import CommandFailed
+from gateway.config import Options, ServerConfig, build_config, gather_options
 from gateway.model_store import DEFAULT_MODEL, ModelUnavailable, cache_folder, cached_model, pull
 
 app = typer.Typer(
     name="tidegate",
     help="A streaming inference gateway for long-running agents.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -26,6 +26,7 @@ app = typer.Typer(
 Text: TypeAlias = str | None
 Many: TypeAlias = list[str] | None
 Flag: TypeAlias = bool | None
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 def _option(what: str, metavar: str = "N") -> Any:
@@ -72,13 +73,136 @@ def serve(
     log_level: Annotated[Text, _option("debug, info, warning or error [info]", "LEVEL")] = None,
     log_format: Annotated[Text, _option("auto, console or json [auto]", "FORMAT")] = None,
     access_log: Annotated[Flag, typer.Option(help="one log line per request", show_default=False)] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="print all options as TOML, and exit")
+    ] = False,
 ) -> None:
     """Serve a model over HTTP. Options may also stand in TIDEGATE_NAME variables or in a TOML file."""
     flags: dict[str, object] = dict(locals())
-    settings = _configured(flags)
+    del flags["print_config"]
+    config_and_options = _checked(flags)
+    if print_config:
+        from gateway.commands.print_config import config_as_toml
+
+        typer.echo(config_as_toml(*config_and_options), nl=False)
+        return
+    settings = _with_model(config_and_options[0])
     from gateway.lifespan import serve as serve_until_stopped
 
     raise typer.Exit(serve_until_stopped(settings))
+
+
+Model: TypeAlias = Annotated[
+    Text, typer.Option("--model", "-m", metavar="FILE", help=".gguf file [the default model]")
+]
+ConfigFile: TypeAlias = Annotated[Text, _option("TOML file with options; also TIDEGATE_CONFIG", "FILE")]
+DeviceName: TypeAlias = Annotated[Text, _option("auto, cpu or cuda [auto]", "DEVICE")]
+Threads: TypeAlias = Annotated[Text, _option("compute threads [decided from the cores]")]
+MaxTokens: TypeAlias = Annotated[Text, _option("longest answer in tokens [512]")]
+Temperature: TypeAlias = Annotated[Text, _option("0: always the likeliest token [0.7]", "X")]
+TopP: TypeAlias = Annotated[Text, _option("sample among this share of the likeliest [1]", "X")]
+Seed: TypeAlias = Annotated[Text, _option("the same seed gives the same answer [random]")]
+System: TypeAlias = Annotated[Text, _option("system message", "TEXT")]
+
+
+@app.command("generate")
+def generate_command(
+    prompt: Annotated[str, typer.Argument(help="what to answer; -: read it from stdin", show_default=False)],
+    *,
+    model: Model = None,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    raw: Annotated[bool, typer.Option("--raw", help="complete the text itself, without a template")] = False,
+    config: ConfigFile = None,
+    device: DeviceName = None,
+    threads: Threads = None,
+) -> None:
+    """Answer one prompt at the terminal, without a server."""
+    from gateway.commands.sampling_flags import read_sampling
+
+    sampling = read_sampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    checked, _ = _checked({"model": model, "config": config, "device": device, "threads": threads})
+    from gateway.commands.generate import generate
+
+    generate(_with_model(checked), prompt, system=system, raw=raw, sampling=sampling)
+
+
+@app.command("chat")
+def chat_command(
+    *,
+    model: Model = None,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    config: ConfigFile = None,
+    device: DeviceName = None,
+    threads: Threads = None,
+) -> None:
+    """Talk with a model at the terminal, without a server."""
+    from gateway.commands.sampling_flags import read_sampling
+
+    sampling = read_sampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    checked, _ = _checked({"model": model, "config": config, "device": device, "threads": threads})
+    from gateway.commands.chat import chat
+
+    chat(_with_model(checked), system=system, sampling=sampling)
+
+
+@app.command("doctor")
+def doctor_command(
+    *,
+    model: Model = None,
+    host: Annotated[Text, _option("address to listen on [127.0.0.1]", "HOST")] = None,
+    port: Annotated[Text, _option("port to listen on [8000]")] = None,
+    numerics: Annotated[Text, _option("stable, fast or reference [stable]", "KIND")] = None,
+    config: ConfigFile = None,
+    device: DeviceName = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Say what this machine has, what will be used and why. Exit code 1: serving would fail."""
+    from gateway.commands.doctor import doctor
+
+    flags = {"model": model, "host": host, "port": port, "numerics": numerics, "config": config}
+    checked, _ = _checked({**flags, "device": device, "threads": threads})
+    raise typer.Exit(doctor(checked, as_json=as_json))
+
+
+@app.command("inspect")
+def inspect_command(
+    file: Annotated[str, typer.Argument(help="a .gguf file", show_default=False)], *, as_json: Json = False
+) -> None:
+    """Say what a model file holds, and how much context fits here. Loads nothing."""
+    from gateway.commands.inspect_file import inspect_file
+
+    inspect_file(file, as_json=as_json)
+
+
+@app.command("top")
+def top_command(
+    *,
+    url: Annotated[Text, _option("the server [from host and port, as for serve]", "URL")] = None,
+    api_key: Annotated[
+        Text,
+        typer.Option(metavar="KEY", envvar="TIDEGATE_API_KEY", help="where the server wants one"),
+    ] = None,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.05, max=60.0, help="between looks")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="print one frame and exit")] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Watch a running server: requests, blocks, throughput, latencies, memory."""
+    from gateway.commands.top import top
+
+    if url is None:
+        checked, _ = _checked({"config": config})
+        host = f"[{checked.host}]" if ":" in checked.host else checked.host
+        url = f"http://{host}:{checked.port}"
+    top(url, api_key=api_key, every_s=every, once=once)
 
 
 @app.command("pull")
@@ -102,15 +226,15 @@ def root(
 def main() -> None:
     """Run the command line; what the user can mend ends in one line on stderr and exit code 1."""
     try:
-        app()
-    except (EngineError, ModelUnavailable) as error:
+        app(prog_name="tidegate")  # however it was started: completion looks for this name
+    except (CommandFailed, EngineError, ModelUnavailable) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def _configured(flags: dict[str, object]) -> ServerConfig:
-    """Merge and check all options, then find the model: a wrong option fails before a long download."""
+def _checked(flags: dict[str, object]) -> tuple[ServerConfig, Options]:
+    """Merge and check all options. Nothing is fetched: a wrong option fails before a long download."""
     file = flags.pop("config") or os.environ.get("TIDEGATE_CONFIG")
     assert file is None or isinstance(file, str)
     options = gather_options(flags=flags, environment=os.environ, file=Path(file) if file else None)
@@ -119,10 +243,15 @@ def _configured(flags: dict[str, object]) -> ServerConfig:
     config = build_config(options, checkpoint="", default_model_id=model_id)
     if config.api_key_file:
         read_key_file(config.api_key_file)
-    checkpoint = _pull_with_progress() if is_default else options.model
+    return config, options
+
+
+def _with_model(config: ServerConfig) -> ServerConfig:
+    """Find the model, fetching the default one if need be, and a place for its packed weights."""
+    is_default = config.model in ("", DEFAULT_MODEL.model_id)
     engine = msgspec.structs.replace(
         config.engine,
-        checkpoint=checkpoint,
+        checkpoint=_pull_with_progress() if is_default else config.model,
         cache_dir=config.engine.cache_dir or str(cache_folder() / "packed"),
     )
     return msgspec.structs.replace(config, engine=engine)
