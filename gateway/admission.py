@@ -67,7 +67,8 @@ class Admission:
         """
         if num > self.max_admitted:
             raise InvalidRequest(
-                f"the request has {num} choices; the server takes at most {self.max_admitted} at once", param="n"
+                f"the request has {num} choices; the server takes at most {self.max_admitted} at once",
+                param="n",
             )
         self.refuse_if_closed()
         if self.num_admitted + num > self.max_admitted:
@@ -80,8 +81,7 @@ class Admission:
             yield
         finally:
             self.num_admitted -= num
-            for _ in range(num):
-                self._rate.departed(num)
+            self._rate.departed(num)
             if self.num_admitted < self.max_running:
                 self._rate.became_idle()
             if self.num_admitted == 0:

@@ -3,7 +3,7 @@
 import structlog
 from aiohttp import web
 
-from gateway import status_routes
+from gateway import status_routes, text_routes
 from gateway.admission import Admission
 from gateway.api_keys import ApiKeys, read_key_file
 from gateway.backends import Backends
@@ -53,6 +53,8 @@ def build_app(config: ServerConfig) -> web.Application:
 
     for dialect in find_dialects():
         app.router.add_post(dialect.path, generate_handler(dialect))
+    for path, handler in text_routes.ROUTES.items():
+        app.router.add_post(path, handler)
     app.router.add_get("/v1/models", status_routes.list_models)
     app.router.add_get("/v1/models/{model_id:.+}", status_routes.show_model)
     app.router.add_get("/livez", status_routes.livez)

@@ -1,11 +1,16 @@
 """What a generation tells its reader, in order: `Started`, some `TextDelta`s, then one terminal event.
 
-A terminal event is `Finished` or `Failed`; nothing follows it.
+A terminal event is `Finished` or `Failed`; nothing follows it. An answer may have several choices
+(`n`, lists of prompts): their deltas interleave, told apart by `index`, and each of them but the
+last to end has its own `ChoiceEnded`.
 """
 
 from enum import StrEnum
 
 import msgspec
+
+LEAST_LOGPROB = -9999.0
+"""What stands for minus infinity, which JSON cannot write."""
 
 
 class EndReason(StrEnum):
@@ -16,7 +21,10 @@ class EndReason(StrEnum):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts of one generation. `num_cached_tokens` of the prompt were not computed again."""
+    """Token counts of one answer, all choices together; a prompt counts once, however many share it.
+
+    `num_cached_tokens` of the prompts were not computed again.
+    """
 
     num_prompt_tokens: int
     num_cached_tokens: int = 0
@@ -29,18 +37,44 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
 
 
+class AnswerToken(msgspec.Struct, frozen=True):
+    """One token of a text and how likely it was, where that was asked for.
+
+    `logprob` is None for the first token of a prompt, which nothing precedes. `top` holds the most
+    likely tokens in its place, each with its own. All are finite: `LEAST_LOGPROB` at the least.
+    `offset` is the character of the choice's text where the token begins.
+    """
+
+    token: bytes
+    logprob: float | None
+    top: tuple[tuple[bytes, float], ...]
+    offset: int
+
+
 class TextDelta(msgspec.Struct, frozen=True):
-    """More of the answer: whole characters, never empty."""
+    """More of one choice: whole characters. Never empty but for tokens that have no text of their own."""
 
     text: str
+    index: int = 0
+    tokens: tuple[AnswerToken, ...] = ()
+    """The tokens that begin in `text`, if log-probabilities were asked for."""
+
+
+class ChoiceEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice is complete and others are not."""
+
+    index: int
+    reason: EndReason
+    stop_string: str | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer is complete. `stop_string` is the one that ended it, if one did."""
+    """The last choice is complete, and the answer with it. `stop_string` ended that choice, if one did."""
 
     reason: EndReason
     usage: Usage
     stop_string: str | None = None
+    index: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,4 +89,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-Event = Started | TextDelta | Finished | Failed
+Event = Started | TextDelta | ChoiceEnded | Finished | Failed

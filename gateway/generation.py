@@ -1,77 +1,140 @@
-"""`GenerateRequest` -> events: render, encode, submit, detokenise, stop.
+"""`GenerateRequest` -> what the engine is asked for: render, encode, check what needs the vocabulary.
 
-Text lives on this side of the engine, token ids on the other.
+The way back, token ids to events, is `answer.py`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from functools import partial
 
-from core import FinishReason, SamplingParams, TokenOutput
-from gateway.errors import Draining, GenerationFailed, InvalidRequest
-from gateway.events import EndReason, Event, Failed, Finished, Started, TextDelta, Usage
-from gateway.request import GenerateRequest
-from tokenization import ChatTemplate, Detokenizer, NoChatTemplate, StopMatcher, Tokenizer
+from core import SamplingParams
+from gateway.errors import InvalidRequest
+from gateway.request import GenerateRequest, Message, Prompt, num_utf8_bytes
+from gateway.sampling_fields import check_num_choices
+from tokenization import ChatTemplate, NoChatTemplate, RenderedPrompt, Tokenizer
 
 INLINE_BYTES = 8 * 1024
 """Text up to this size is encoded on the loop: a thread costs more than the millisecond it takes."""
-
-
-class TokenStream(Protocol):
-    """What is read of an engine's stream."""
-
-    def __aiter__(self) -> AsyncIterator[TokenOutput]: ...
-
-    def finish(self, num_tokens: int) -> None:
-        """End it now with its first `num_tokens` output tokens."""
-        ...
 
 
 class PromptEncoder:
     """Renders and encodes prompts of one model. Immutable; its slow work runs on any thread."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, *, max_context_tokens: int
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, *, max_context_tokens: int, vocab_size: int
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._max_context_tokens = max_context_tokens
+        self.vocab_size = min(vocab_size, tokenizer.vocab_size)
+        """Ids below it mean something to both the model and the tokenizer."""
         # Also makes the vocabulary's table now, not at the first token of the first answer.
         self._longest_token_bytes = max(
             len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size)
         )
 
-    async def encode(self, request: GenerateRequest) -> list[int]:
-        """Return the prompt's token ids, at least one. Long texts are encoded away from the loop.
+    async def encode(self, request: GenerateRequest) -> list[Sequence[int]]:
+        """Return the token ids of each prompt, at least one each.
 
         Raises:
-            InvalidRequest: the text is empty, or too long whatever its tokens are.
+            InvalidRequest: a prompt is empty, or too long whatever its tokens are; an id is none.
             TokenizationError: the template refused, or the text is none.
         """
-        num_bytes = request.num_text_bytes
+        for token_id, _ in request.logit_bias:
+            self.check_token_ids((token_id,), param=f"logit_bias.{token_id}", place="")
+        self.check_token_ids(request.stop_token_ids, param="stop_token_ids")
+        if request.messages:
+            return [await self.encode_messages(request.messages)]
+        return await self.encode_prompts(request.prompts, param="prompt")
+
+    async def encode_messages(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> Sequence[int]:
+        """Render a conversation and encode it, as `encode` does."""
+        num_bytes = sum(num_utf8_bytes(message.content) for message in messages)
+        self._refuse_hopeless(num_bytes, param="messages")
+        if num_bytes <= INLINE_BYTES:
+            token_ids = self._encode_messages(messages, add_generation_prompt)
+        else:
+            token_ids = await asyncio.to_thread(self._encode_messages, messages, add_generation_prompt)
+        if not token_ids:
+            raise InvalidRequest("the prompt is empty", param="messages")
+        return token_ids
+
+    async def encode_prompts(self, prompts: Sequence[Prompt], *, param: str) -> list[Sequence[int]]:
+        """Encode prompts that no template touches, as `encode` does. `param` is their field's name."""
+        encoded: list[Sequence[int]] = []
+        for i, prompt in enumerate(prompts):
+            at = param if len(prompts) == 1 else f"{param}[{i}]"
+            token_ids = await self.encode_text(prompt, param=at) if isinstance(prompt, str) else prompt
+            if not token_ids:
+                raise InvalidRequest(f"the prompt is empty: {at}", param=at)
+            self.check_token_ids(token_ids, param=at)
+            encoded.append(token_ids)
+        return encoded
+
+    async def encode_text(self, text: str, *, param: str, add_bos: bool | None = None) -> list[int]:
+        """Encode plain text, away from the loop if it is long. May give nothing."""
+        num_bytes = num_utf8_bytes(text)
+        self._refuse_hopeless(num_bytes, param=param)
+        encode = partial(self._tokenizer.encode, text, add_bos=add_bos)
+        return encode() if num_bytes <= INLINE_BYTES else await asyncio.to_thread(encode)
+
+    async def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The conversation as the template writes it.
+
+        Raises:
+            InvalidRequest: too long for the context.
+            TokenizationError: as in `encode`.
+        """
+        num_bytes = sum(num_utf8_bytes(message.content) for message in messages)
+        self._refuse_hopeless(num_bytes, param="messages")
+        if num_bytes <= INLINE_BYTES:
+            return self._render(messages, add_generation_prompt).text
+        return (await asyncio.to_thread(self._render, messages, add_generation_prompt)).text
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """All text of `token_ids`, control tokens as their literals.
+
+        Raises:
+            InvalidRequest: an id is none of the vocabulary.
+        """
+        self.check_token_ids(token_ids, param="tokens")
+        decode = partial(self._tokenizer.decode, token_ids, skip_special=False)
+        return decode() if len(token_ids) <= INLINE_BYTES else await asyncio.to_thread(decode)
+
+    def check_token_ids(self, token_ids: Sequence[int], *, param: str, place: str = "[{i}]") -> None:
+        """Refuse ids that the vocabulary does not have.
+
+        Raises:
+            InvalidRequest: naming the first of them and where it stands.
+        """
+        if not token_ids or max(token_ids) < self.vocab_size:
+            return
+        i, token_id = next((i, each) for i, each in enumerate(token_ids) if each >= self.vocab_size)
+        at = param + place.format(i=i)
+        raise InvalidRequest(
+            f"{at}: {token_id} is no token id; the vocabulary has {self.vocab_size}", param=at
+        )
+
+    def _refuse_hopeless(self, num_bytes: int, *, param: str) -> None:
         least_tokens = -(-num_bytes // self._longest_token_bytes)
         if least_tokens >= self._max_context_tokens:
             # Known from the bytes alone, so that eight hopeless megabytes cost nobody anything.
             raise InvalidRequest(
                 f"the prompt has at least {least_tokens} tokens, the context is {self._max_context_tokens}",
-                param="prompt" if request.prompt is not None else "messages",
+                param=param,
                 code="context_length_exceeded",
             )
-        if num_bytes <= INLINE_BYTES:
-            token_ids = self._encode(request)
-        else:
-            token_ids = await asyncio.to_thread(self._encode, request)
-        if not token_ids:
-            raise InvalidRequest("the prompt is empty", param="prompt")
-        return token_ids
 
-    def _encode(self, request: GenerateRequest) -> list[int]:
-        if request.prompt is not None:
-            return self._tokenizer.encode(request.prompt)
+    def _encode_messages(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
+        return self._tokenizer.encode_rendered(self._render(messages, add_generation_prompt))
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> RenderedPrompt:
         if self._template is None:
             raise NoChatTemplate
-        messages = [{"role": message.role, "content": message.content} for message in request.messages]
-        return self._tokenizer.encode_rendered(self._template.render(messages, add_generation_prompt=True))
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        return self._template.render(plain, add_generation_prompt=add_generation_prompt)
 
 
 def sampling_params(
@@ -80,107 +143,39 @@ def sampling_params(
     num_prompt_tokens: int,
     max_context_tokens: int,
     stop_token_ids: Iterable[int],
+    vocab_size: int,
+    sibling: int = 0,
 ) -> SamplingParams:
     """What the engine is asked for. Without `max_tokens` the answer may fill the context.
 
     A prompt that leaves no room asks for one token, so that the engine's own refusal names the numbers.
-    """
-    rest = max(1, max_context_tokens - num_prompt_tokens)
-    return SamplingParams(
-        max_tokens=rest if request.max_tokens is None else request.max_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        seed=request.seed,
-        stop_token_ids=tuple(sorted(stop_token_ids)),
-    )
-
-
-class AnswerText:
-    """Output token ids in, text out, up to the first stop string. Owned by one generation.
-
-    Invariant: the pieces joined do not depend on how the ids were cut into pushes.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
-        self._matcher = StopMatcher(stop)
-        self.stop_string: str | None = None
-        """The stop string that ended the text."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the answer: those before the stop string, or all that came."""
-        if self._matcher.match_offset is None:
-            return self._detokenizer.num_tokens
-        return self._detokenizer.num_tokens_before(self._matcher.match_offset)
-
-    def push(self, token_ids: Iterable[int]) -> str:
-        """Return what may be shown by now. After `stop_string` is set there is nothing more to push."""
-        return self._matched(self._detokenizer.push(token_ids))
-
-    def finish(self) -> str:
-        """The last token has come: return what was held back. May still find a stop string."""
-        text = self._matched(self._detokenizer.finish())
-        return text if self.stop_string is not None else text + self._matcher.flush()
-
-    def _matched(self, text: str) -> str:
-        shown, self.stop_string = self._matcher.push(text)
-        return shown
-
-
-async def answer_events(
-    outputs: TokenStream,
-    text: AnswerText,
-    *,
-    num_prompt_tokens: int,
-    stop_token_ids: frozenset[int],
-    is_draining: Callable[[], bool],
-) -> AsyncGenerator[Event, None]:
-    """Turn an engine's outputs into events, ending with exactly one terminal event.
+    So does a request for none: the engine's requests make at least one.
 
     Args:
-        is_draining: whether an error now means that the server stops, not that something broke.
+        stop_token_ids: those that end the model's turn; the request's own come on top.
+        sibling: which of its prompt's `n` choices this is; each has a seed of its own.
+
+    Raises:
+        InvalidRequest: all choices together might become too long.
     """
-    num_cached_tokens = num_silent_tokens = 0
-    yield Started(num_prompt_tokens=num_prompt_tokens)
-    async for output in outputs:
-        num_cached_tokens = max(num_cached_tokens, output.num_cached_tokens)
-        token_ids = output.token_ids
-        if output.finish_reason is FinishReason.STOP and token_ids and token_ids[-1] in stop_token_ids:
-            # Counted, as every token is that the model made; but the end of a turn is no text.
-            token_ids, num_silent_tokens = token_ids[:-1], 1
-        shown = text.push(token_ids)
-        if output.finish_reason is not None and text.stop_string is None:
-            shown += text.finish()
-        if shown:
-            yield TextDelta(shown)
-        if text.stop_string is None and output.finish_reason is None:
-            continue
-        if text.stop_string is not None:
-            outputs.finish(text.num_tokens)
-            num_silent_tokens = 0
-        usage = Usage(
-            num_prompt_tokens=num_prompt_tokens,
-            num_cached_tokens=num_cached_tokens,
-            num_output_tokens=text.num_tokens + num_silent_tokens,
-        )
-        if text.stop_string is not None:
-            yield Finished(reason=EndReason.STOP, usage=usage, stop_string=text.stop_string)
-        else:
-            yield _terminal(output, usage=usage, draining=is_draining())
-        return
-    raise AssertionError("the engine's stream ended without a finish reason")
-
-
-def _terminal(output: TokenOutput, *, usage: Usage, draining: bool) -> Finished | Failed:
-    match output.finish_reason:
-        case FinishReason.STOP:
-            return Finished(reason=EndReason.STOP, usage=usage)
-        case FinishReason.LENGTH:
-            return Finished(reason=EndReason.LENGTH, usage=usage)
-        case _ if draining:
-            message = "the server stopped before the answer was complete"
-            return Failed(code=Draining.code, message=message, detail=output.error or "", usage=usage)
-        case _:
-            message = "the engine failed while computing the answer; the server's log says more"
-            return Failed(code=GenerationFailed.code, message=message, detail=output.error or "", usage=usage)
+    rest = max(1, max_context_tokens - num_prompt_tokens)
+    max_tokens = rest if request.max_tokens is None else max(1, request.max_tokens)
+    check_num_choices(n=request.n, num_prompts=max(1, len(request.prompts)), max_tokens=max_tokens)
+    ends = set(request.stop_token_ids) if request.ignore_eos else {*stop_token_ids, *request.stop_token_ids}
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=None if request.seed is None else request.seed + sibling,
+        stop_token_ids=tuple(sorted(ends)),
+        top_k=request.top_k if request.top_k < vocab_size else 0,
+        min_p=request.min_p,
+        typical_p=request.typical_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias,
+        min_tokens=min(request.min_tokens, max_tokens),
+        num_logprobs=request.num_logprobs,
+        prompt_logprobs=request.num_logprobs if request.echo else None,
+    )

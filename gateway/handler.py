@@ -8,23 +8,14 @@ from contextlib import contextmanager
 import msgspec
 from aiohttp import web
 
+from gateway.body import declared_bytes, read_body
 from gateway.dialects import AnswerWriter, Dialect
-from gateway.errors import (
-    BodyTooLarge,
-    BodyTooSlow,
-    GenerationFailed,
-    InvalidRequest,
-    SlowReader,
-    UnsupportedMedia,
-    describe,
-)
+from gateway.errors import GenerationFailed, SlowReader, describe
 from gateway.events import Event, Failed
 from gateway.keys import ADMISSION, BACKENDS, CONFIG, DIALECT, KEEP_ALIVE, METRICS, RECORD, STREAM
 from gateway.sse import EventStream
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-BODY_TIMEOUT_S = 60.0
 
 
 def generate_handler(dialect: Dialect) -> Handler:
@@ -42,8 +33,8 @@ def generate_handler(dialect: Dialect) -> Handler:
         http[DIALECT] = dialect
         app, record = http.app, http[RECORD]
         app[ADMISSION].refuse_if_closed()
-        with app[ADMISSION].reading(_declared_bytes(http)):
-            request = dialect.parse(await _read_body(http), max_depth=app[CONFIG].max_json_depth)
+        with app[ADMISSION].reading(declared_bytes(http)):
+            request = dialect.parse(await read_body(http), max_depth=app[CONFIG].max_json_depth)
         request = msgspec.structs.replace(request, tenant=record.tenant)
         backend, model = app[BACKENDS].find(request.model)
         record.fields |= {"model": model, "stream": request.stream}
@@ -54,40 +45,14 @@ def generate_handler(dialect: Dialect) -> Handler:
             model=model,
             fingerprint=backend.fingerprint,
         )
-        with app[ADMISSION].permit(), _counted(http):
+        with app[ADMISSION].permit(request.num_choices), _counted(http):
             async with backend.open(request, request_id=record.request_id) as events:
                 if request.stream:
                     return await _stream(http, events, answer=answer)
                 body = await _collect(http, events, answer=answer)
-        return await _send_whole(http, body)
+        return await send_whole(http, body)
 
     return handle
-
-
-def _declared_bytes(http: web.Request) -> int:
-    """How large the body will be; as large as it may be if it does not say."""
-    limit = http.app[CONFIG].max_body_bytes
-    return limit if http.content_length is None else min(http.content_length, limit)
-
-
-async def _read_body(http: web.Request) -> bytes:
-    config = http.app[CONFIG]
-    encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        # A small body could unpack to any size.
-        raise UnsupportedMedia(f"request bodies with Content-Encoding {encoding[:32]!r} are not accepted")
-    kind = http.content_type if "Content-Type" in http.headers else "application/json"
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise UnsupportedMedia(f"the request body must be application/json, not {kind[:64]!r}")
-    if (http.content_length or 0) > config.max_body_bytes:
-        raise BodyTooLarge(max_body_bytes=config.max_body_bytes)
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await http.read()
-    except TimeoutError:
-        raise BodyTooSlow(timeout_s=BODY_TIMEOUT_S) from None
-    except web.RequestPayloadError:
-        raise InvalidRequest("the request body is cut off or not framed as HTTP says") from None
 
 
 async def _stream(
@@ -121,7 +86,7 @@ async def _collect(http: web.Request, events: AsyncIterator[Event], *, answer: A
     return answer.whole(collected)
 
 
-async def _send_whole(http: web.Request, body: bytes) -> web.StreamResponse:
+async def send_whole(http: web.Request, body: bytes) -> web.StreamResponse:
     """Send a complete answer under the same deadline as a streamed one, but holding nothing meanwhile."""
     response = web.Response(body=body, content_type="application/json")
     try:

@@ -64,6 +64,10 @@ class Detokenizer:
         """
         return bisect_left(self._first_chars, offset)
 
+    def first_char(self, token_index: int) -> int:
+        """The character of the text in which that token begins, or before which it stands without text."""
+        return self._first_chars[token_index]
+
     def check(self) -> None:
         """Assert the invariant. Tests call this after every operation."""
         assert len(self._held) <= 3

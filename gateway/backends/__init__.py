@@ -3,7 +3,7 @@
 This file is only the contract and the finder.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.errors import ModelNotFound, NotReady
 from gateway.events import Event
-from gateway.request import GenerateRequest
+from gateway.request import GenerateRequest, Message, Prompt
 
 
 class BackendHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +30,13 @@ class Gauge(msgspec.Struct, frozen=True):
     value: float
     counter: bool = False
     labels: Mapping[str, str] = {}
+
+
+class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
+    """The mean of the hidden states of each prompt."""
+
+    vectors: tuple[tuple[float, ...], ...]
+    num_prompt_tokens: int
 
 
 class Backend(Protocol):
@@ -51,6 +58,40 @@ class Backend(Protocol):
 
         Raises:
             GatewayError, EngineError: on entering, for a request that was not taken.
+        """
+        ...
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """The token ids of plain text.
+
+        Raises:
+            GatewayError, TokenizationError: the text is none, or longer than the context.
+        """
+        ...
+
+    async def tokenize_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> Sequence[int]:
+        """The token ids a conversation is answered from. Raises as `tokenize` does."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, control tokens as their literals.
+
+        Raises:
+            InvalidRequest: an id is none of the vocabulary.
+        """
+        ...
+
+    async def apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """The prompt that a conversation is answered from. Raises as `tokenize` does."""
+        ...
+
+    async def embed(self, prompts: Sequence[Prompt], *, request_id: str, tenant: str) -> Embeddings:
+        """Pool the hidden states of each prompt. Cancelling it gives everything back.
+
+        Raises:
+            GatewayError, EngineError, TokenizationError: a prompt cannot be taken, or the engine failed.
         """
         ...
 

@@ -1,15 +1,24 @@
 """Our own engine in this process, with the tokeniser and the chat template of its checkpoint."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+)
 
-from core import Engine, read_checkpoint_metadata
-from gateway.backends import BackendHealth, Gauge
+from core import Engine, RequestTooLong, SamplingParams, read_checkpoint_metadata
+from gateway.answer import AnswerText, Choice, EchoedPrompt, TokenStream, joined, mixed
+from gateway.backends import BackendHealth, Embeddings, Gauge
 from gateway.config import ServerConfig
+from gateway.errors import InvalidRequest
 from gateway.events import Event
-from gateway.generation import AnswerText, PromptEncoder, answer_events, sampling_params
-from gateway.request import GenerateRequest
+from gateway.generation import PromptEncoder, sampling_params
+from gateway.json_fields import unsupported
+from gateway.request import GenerateRequest, Message, Prompt
 from tokenization import ChatTemplate, NoChatTemplate, Tokenizer, tokenizer_from_gguf
 
 MEMORY_EVERY_S = 5.0
@@ -31,7 +40,9 @@ class LocalBackend:
         self._memory: dict[str, int] = {}
         # What the pool cannot hold is no context either.
         self._max_context_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
-        self._encoder = PromptEncoder(tokenizer, template, max_context_tokens=self._max_context_tokens)
+        self._encoder = PromptEncoder(
+            tokenizer, template, max_context_tokens=self._max_context_tokens, vocab_size=info.vocab_size
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -49,30 +60,92 @@ class LocalBackend:
     async def _open(
         self, request: GenerateRequest, *, request_id: str
     ) -> AsyncIterator[AsyncIterator[Event]]:
-        token_ids = await self._encoder.encode(request)
-        sampling = sampling_params(
+        prompts = await self._encoder.encode(request)
+        async with AsyncExitStack() as scopes:
+            choices: list[Choice] = []
+            streams: list[TokenStream] = []
+            for index in range(request.num_choices):
+                prompt, sibling = divmod(index, request.n)
+                sampling = self._sampling(request, num_prompt_tokens=len(prompts[prompt]), sibling=sibling)
+                stream = self._engine.generate(
+                    request_id,
+                    prompts[prompt],
+                    sampling,
+                    namespace=request.tenant.encode(),
+                )
+                with _named_prompt(request):
+                    streams.append(await scopes.enter_async_context(stream))
+                choices.append(self._choice(request, prompts, index=index, sampling=sampling))
+            events = [
+                await scopes.enter_async_context(
+                    aclosing(choice.events(stream, is_draining=lambda: self._draining))
+                )
+                for choice, stream in zip(choices, streams, strict=True)
+            ]
+            if len(events) == 1:
+                yield events[0]
+                return
+            mixture = await scopes.enter_async_context(mixed(events))
+            yield await scopes.enter_async_context(aclosing(joined(mixture, choices, n=request.n)))
+
+    def _sampling(self, request: GenerateRequest, *, num_prompt_tokens: int, sibling: int) -> SamplingParams:
+        return sampling_params(
             request,
-            num_prompt_tokens=len(token_ids),
+            num_prompt_tokens=num_prompt_tokens,
             max_context_tokens=self._max_context_tokens,
             stop_token_ids=self._stop_token_ids,
+            vocab_size=self._encoder.vocab_size,
+            sibling=sibling,
         )
-        async with self._engine.generate(
-            request_id, token_ids, sampling, namespace=request.tenant.encode()
-        ) as outputs:
-            events = answer_events(
-                outputs,
-                AnswerText(self._tokenizer, stop=request.stop),
-                num_prompt_tokens=len(token_ids),
-                stop_token_ids=self._stop_token_ids,
-                is_draining=lambda: self._draining,
-            )
-            async with aclosing(events):
-                yield events
+
+    def _choice(
+        self,
+        request: GenerateRequest,
+        prompts: Sequence[Sequence[int]],
+        *,
+        index: int,
+        sampling: SamplingParams,
+    ) -> Choice:
+        which = index // request.n
+        echo = None
+        if request.echo:
+            prompt = request.prompts[which]
+            text = prompt if isinstance(prompt, str) else None
+            echo = EchoedPrompt(self._tokenizer, prompts[which], text=text)
+        return Choice(
+            AnswerText(self._tokenizer, stop=request.stop),
+            num_prompt_tokens=len(prompts[which]),
+            stop_token_ids=frozenset(sampling.stop_token_ids),
+            index=index,
+            has_logprobs=request.num_logprobs is not None,
+            echo=echo,
+            max_tokens=request.max_tokens,
+        )
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        add_bos = None if add_special_tokens else False
+        return await self._encoder.encode_text(text, param="prompt", add_bos=add_bos)
+
+    async def tokenize_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> Sequence[int]:
+        return await self._encoder.encode_messages(messages, add_generation_prompt=add_generation_prompt)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        return await self._encoder.decode(token_ids)
+
+    async def apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        return await self._encoder.render(messages, add_generation_prompt=add_generation_prompt)
+
+    async def embed(self, prompts: Sequence[Prompt], *, request_id: str, tenant: str) -> Embeddings:
+        raise unsupported("input")
 
     def health(self) -> BackendHealth:
         health = self._engine.health()
         return BackendHealth(
-            alive=health.alive, ready=health.alive and health.accepting, detail=health.reason or ""
+            alive=health.alive,
+            ready=health.alive and health.accepting and health.stalled is None,
+            detail=health.reason or health.stalled or "",
         )
 
     async def drain(self, *, deadline_s: float) -> None:
@@ -122,6 +195,9 @@ class LocalBackend:
             _counter(
                 "preemptions", "Requests that lost their blocks and started over.", queues.num_preemptions
             ),
+            _counter(
+                "generated_tokens", "Tokens sampled, those of running requests too.", queues.num_output_tokens
+            ),
             _counter("steps", "Engine steps.", stats.num_steps),
             _counter("failed_steps", "Engine steps that raised.", stats.num_failed_steps),
             _counter("step_seconds", "Time in steps.", stats.execute_s),
@@ -138,6 +214,17 @@ class LocalBackend:
             Gauge("tidegate_model_file_bytes", "Size of the model file.", info.model_file_bytes),
             Gauge("tidegate_kv_bytes", "Size of the KV pool.", info.kv_bytes),
         )
+
+
+@contextmanager
+def _named_prompt(request: GenerateRequest) -> Iterator[None]:
+    """The engine knows no field names: say which one was too long."""
+    try:
+        yield
+    except RequestTooLong as error:
+        if not request.prompts:
+            raise
+        raise InvalidRequest(str(error), param="prompt", code=error.code) from None
 
 
 def _counter(name: str, description: str, value: float) -> Gauge:

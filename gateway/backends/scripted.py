@@ -4,15 +4,30 @@ A script is what each generation says: its deltas, the pause before each, and ho
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 
 import msgspec
 
-from gateway.backends import BackendHealth, Gauge
+from gateway.backends import BackendHealth, Embeddings, Gauge
 from gateway.errors import Draining
-from gateway.events import EndReason, Event, Failed, Finished, Started, TextDelta, Usage
-from gateway.request import GenerateRequest
+from gateway.events import (
+    AnswerToken,
+    ChoiceEnded,
+    EndReason,
+    Event,
+    Failed,
+    Finished,
+    Started,
+    TextDelta,
+    Usage,
+)
+from gateway.generation import PromptEncoder
+from gateway.request import GenerateRequest, Message, Prompt
+from tokenization import ChatTemplate, byte_tokenizer
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+MAX_CONTEXT_TOKENS = 100_000
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +52,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScriptedBackend:
-    """Plays one script to everyone. Counts what is open, so that leaks show.
+    """Plays one script to everyone, in every choice. Counts what is open, so that leaks show.
+
+    Its tokens are bytes. The embedding of a text is how often each of the 256 bytes stands in it.
 
     Invariant: `num_opened - num_closed` generations are running.
     """
@@ -50,6 +67,13 @@ class ScriptedBackend:
         self.num_deltas = 0
         self.alive = True
         self._model_id = model_id
+        tokenizer = byte_tokenizer()
+        self._encoder = PromptEncoder(
+            tokenizer,
+            ChatTemplate(TEMPLATE, tokenizer),
+            max_context_tokens=MAX_CONTEXT_TOKENS,
+            vocab_size=tokenizer.vocab_size,
+        )
         self._stopped = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -98,22 +122,24 @@ class ScriptedBackend:
         yield Started(num_prompt_tokens=script.num_prompt_tokens)
         if script.first_after_s:
             await self._pause(script.first_after_s)
-        num_output_tokens = 0
+        num_deltas = 0
         for text in script.deltas:
-            if num_output_tokens == request.max_tokens:
+            if num_deltas == request.max_tokens:
                 break
             await self._pause(script.every_s)
             if self._stopped.is_set():
                 break
             self.num_deltas += 1
-            num_output_tokens += 1
-            yield TextDelta(text)
+            offset = sum(map(len, script.deltas[:num_deltas]))
+            num_deltas += 1
+            for index in range(request.num_choices):
+                yield TextDelta(text, index, _tokens(text, request, offset=offset))
         if script.raises is not None:
             raise script.raises
         usage = Usage(
             num_prompt_tokens=script.num_prompt_tokens,
             num_cached_tokens=script.num_cached_tokens,
-            num_output_tokens=num_output_tokens,
+            num_output_tokens=num_deltas * request.num_choices,
         )
         if self._stopped.is_set():
             yield Failed(code=Draining.code, message=str(Draining()), usage=usage)
@@ -121,8 +147,10 @@ class ScriptedBackend:
             code, message = script.fails_with
             yield Failed(code=code, message=message, usage=usage)
         else:
-            cut = num_output_tokens < len(script.deltas)
-            yield Finished(reason=EndReason.LENGTH if cut else script.reason, usage=usage)
+            reason = EndReason.LENGTH if num_deltas < len(script.deltas) else script.reason
+            for index in range(request.num_choices - 1):
+                yield ChoiceEnded(index=index, reason=reason)
+            yield Finished(reason=reason, usage=usage, index=request.num_choices - 1)
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not past the moment a drain runs out."""
@@ -134,6 +162,25 @@ class ScriptedBackend:
                 await self._stopped.wait()
         except TimeoutError:
             pass
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        return await self._encoder.encode_text(text, param="prompt", add_bos=add_special_tokens)
+
+    async def tokenize_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> Sequence[int]:
+        return await self._encoder.encode_messages(messages, add_generation_prompt=add_generation_prompt)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        return await self._encoder.decode(token_ids)
+
+    async def apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        return await self._encoder.render(messages, add_generation_prompt=add_generation_prompt)
+
+    async def embed(self, prompts: Sequence[Prompt], *, request_id: str, tenant: str) -> Embeddings:
+        encoded = await self._encoder.encode_prompts(prompts, param="input")
+        counts = [tuple(float(list(ids).count(byte)) for byte in range(256)) for ids in encoded]
+        return Embeddings(vectors=tuple(counts), num_prompt_tokens=sum(map(len, encoded)))
 
     async def drain(self, *, deadline_s: float) -> None:
         try:
@@ -152,3 +199,11 @@ class ScriptedBackend:
         """Wake everyone who waits, once: each looks again and waits on the next event."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+def _tokens(text: str, request: GenerateRequest, *, offset: int) -> tuple[AnswerToken, ...]:
+    """One token for a delta, with as many equally unlikely ones in its place as are asked for."""
+    if request.num_logprobs is None:
+        return ()
+    top = tuple((f"{text}{rank}".encode(), -1.0 - rank) for rank in range(request.num_logprobs))
+    return (AnswerToken(text.encode(), -0.5, top, offset),)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import handler
+from gateway import body as request_body
 from tests.gateway.serving import CHAT, Server, ask, chat_body, connected, get, http_request, scripted
 from tests.gateway.test_dialect_conformance import JSON
 from tests.gateway.threads import server_thread
@@ -110,7 +110,7 @@ async def test_the_body_must_be_json_if_it_says_what_it_is(kind: str, status: in
 
 
 async def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handler, "BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(request_body, "BODY_TIMEOUT_S", 0.05)
     async with scripted() as (server, _), connected(server) as connection, asyncio.timeout(10):
         connection.send(f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nContent-Length: 100\r\n\r\n{{".encode())
         response = await connection.response()

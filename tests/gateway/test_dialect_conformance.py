@@ -64,7 +64,7 @@ def test_the_example_says_what_it_was_asked_to_say(dialect: Dialect, stream: boo
     request = dialect.parse(dialect.example(model="some/model", stream=stream), max_depth=64)
     assert request.model == "some/model"
     assert request.stream is stream
-    assert bool(request.messages) != (request.prompt is not None)
+    assert bool(request.messages) != bool(request.prompts)
 
 
 @over_dialects

@@ -106,8 +106,8 @@ async def test_errors_are_the_clients_own_classes() -> None:
             await it.chat.completions.create(model="gpt-9", messages=HELLO)
         assert missing.value.code == "model_not_found"
         with pytest.raises(openai.BadRequestError) as bad:
-            await it.chat.completions.create(model="scripted", messages=HELLO, n=2)
-        assert (bad.value.param, bad.value.code) == ("n", "unsupported_parameter")
+            await it.chat.completions.create(model="scripted", messages=HELLO, verbosity="low")
+        assert (bad.value.param, bad.value.code) == ("verbosity", "unsupported_parameter")
         backend.script = Script(
             refuses=RequestTooLong(num_prompt_tokens=9, max_tokens=9, limit=10, limit_name="the context")
         )
