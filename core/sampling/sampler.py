@@ -1,4 +1,9 @@
-"""One pass over the rows of a step: greedy rows never pay for a softmax, a bad row fails alone."""
+"""One pass over the rows of a step: greedy rows never pay for a softmax, a bad row fails alone.
+
+The order of the options, the same for every row: logit_bias; repetition, frequency and presence
+penalty; min_tokens (`adjustments`); then, unless greedy, temperature, top_k, typical_p, top_p and
+min_p (`transforms`). Log-probabilities are those of the model, before all of them.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,8 +12,13 @@ import torch
 from torch import Tensor
 
 from core.request import SamplingParams
-from core.sampling.transforms import draw, draw_nucleus, probabilities
+from core.sampling.adjustments import adjust, is_adjusted
+from core.sampling.logprobs import score_rows
+from core.sampling.transforms import draw, draw_nucleus, highest, likely_enough, scale, typical
 from core.scheduler.plan import PlannedTokens, SampledTokens
+
+NO_LOGIT = "the model gave no finite logit"
+NOTHING_LEFT = "the options of this request leave no token to choose"
 
 
 def uniform(seed: int, position: int) -> float:
@@ -42,17 +52,35 @@ def _sample_alone(logits_1V: Tensor, item: PlannedTokens) -> SampledTokens:
 
 def _sample_batch(logits_RV: Tensor, items: Sequence[PlannedTokens]) -> tuple[SampledTokens, ...]:
     logits_RV = logits_RV.float()
-    highest_R, token_ids_R = logits_RV.max(-1)
-    usable = torch.isfinite(highest_R).tolist()
-    drawn = [row for row, item in enumerate(items) if usable[row] and _params(item).temperature > 0]
+    adjusted = [row for row, item in enumerate(items) if is_adjusted(item)]
+    best_R, token_ids_R = logits_RV.max(-1)
+    usable = torch.isfinite(best_R).tolist()
+    options_RV = logits_RV
+    if adjusted:
+        options_RV = logits_RV.clone()
+        changed_RV = options_RV[adjusted]
+        adjust(changed_RV, [items[row] for row in adjusted])
+        options_RV[adjusted] = changed_RV
+        best_R[adjusted], token_ids_R[adjusted] = changed_RV.max(-1)
+    possible = torch.isfinite(best_R).tolist()
+    drawn = [row for row, item in enumerate(items) if possible[row] and _params(item).temperature > 0]
     if drawn:
-        token_ids_R[drawn] = _draw(logits_RV[drawn], [items[row] for row in drawn])
+        token_ids_R[drawn] = _draw(options_RV[drawn], [items[row] for row in drawn])
     return tuple(
-        SampledTokens(request_id=item.request_id, token_ids=(token_id,))
-        if finite
-        else SampledTokens(request_id=item.request_id, error="the model gave no finite logit")
-        for item, token_id, finite in zip(items, token_ids_R.tolist(), usable, strict=True)
+        _sampled(item, token_id, logits_RV[row : row + 1])
+        if possible[row]
+        else SampledTokens(request_id=item.request_id, error=NOTHING_LEFT if usable[row] else NO_LOGIT)
+        for row, (item, token_id) in enumerate(zip(items, token_ids_R.tolist(), strict=True))
     )
+
+
+def _sampled(item: PlannedTokens, token_id: int, logits_1V: Tensor) -> SampledTokens:
+    """A chosen token, and what the model itself thought of it where that is asked for."""
+    num_top = _params(item).num_logprobs
+    if num_top is None:
+        return SampledTokens(request_id=item.request_id, token_ids=(token_id,))
+    scored = score_rows(lambda *_: logits_1V, (token_id,), num_top, vocab_size=logits_1V.shape[-1])
+    return SampledTokens(request_id=item.request_id, token_ids=(token_id,), logprobs=scored)
 
 
 def _draw(logits_RV: Tensor, items: Sequence[PlannedTokens]) -> Tensor:
@@ -61,16 +89,38 @@ def _draw(logits_RV: Tensor, items: Sequence[PlannedTokens]) -> Tensor:
     temperature_R = torch.tensor([p.temperature for p in params], device=device)
     uniform_R = torch.tensor([_uniform(item) for item in items], dtype=torch.float64, device=device)
     top_p_R = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
-    probabilities_RV = probabilities(logits_RV, temperature_R)
-    if all(p.top_p >= 1 for p in params):
-        return draw(probabilities_RV, uniform_R)
-    if all(p.top_p < 1 for p in params):
-        return draw_nucleus(probabilities_RV, top_p_R, uniform_R)
+    min_p_R = torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device)
+    probabilities_RV = torch.softmax(_narrow(scale(logits_RV, temperature_R), params), -1)
     token_ids_R = torch.empty(len(items), dtype=torch.int64, device=device)
-    whole = top_p_R >= 1
-    token_ids_R[whole] = draw(probabilities_RV[whole], uniform_R[whole])
-    token_ids_R[~whole] = draw_nucleus(probabilities_RV[~whole], top_p_R[~whole], uniform_R[~whole])
+    for rows, nucleus in ((top_p_R >= 1, False), (top_p_R < 1, True)):
+        if rows.any():
+            some_RV = probabilities_RV if rows.all() else probabilities_RV[rows]
+            if nucleus:
+                drawn_R = draw_nucleus(some_RV, top_p_R[rows], uniform_R[rows], min_p_R=min_p_R[rows])
+            else:
+                drawn_R = draw(_without_unlikely(some_RV, min_p_R[rows]), uniform_R[rows])
+            token_ids_R[rows] = drawn_R
     return token_ids_R
+
+
+def _narrow(scaled_RV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Shut out what top-k, and then typical sampling, leave out, in the rows that use them."""
+    vocab_size, device = scaled_RV.shape[-1], scaled_RV.device
+    cut = [row for row, p in enumerate(params) if 0 < p.top_k < vocab_size]
+    if cut:
+        top_k_R = torch.tensor([params[row].top_k for row in cut], dtype=torch.int64, device=device)
+        some_RV = scaled_RV[cut]
+        scaled_RV[cut] = some_RV.masked_fill(~highest(some_RV, top_k_R), -torch.inf)
+    cut = [row for row, p in enumerate(params) if p.typical_p < 1]
+    if cut:
+        typical_p_R = torch.tensor([params[row].typical_p for row in cut], dtype=torch.float64, device=device)
+        some_RV = scaled_RV[cut]
+        scaled_RV[cut] = some_RV.masked_fill(~typical(some_RV, typical_p_R), -torch.inf)
+    return scaled_RV
+
+
+def _without_unlikely(probabilities_RV: Tensor, min_p_R: Tensor) -> Tensor:
+    return likely_enough(probabilities_RV, min_p_R) if (min_p_R > 0).any() else probabilities_RV
 
 
 def _uniform(item: PlannedTokens) -> float:

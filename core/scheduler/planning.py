@@ -1,5 +1,7 @@
 """From a request's progress to the tokens of it that a step computes."""
 
+import msgspec
+
 from core.request import Request
 from core.scheduler.plan import PlannedTokens, PromptScoring, TokenHistory
 
@@ -16,43 +18,31 @@ class Draft:
 
     def add(self, request: Request, num_tokens: int) -> None:
         """Reserve the next `num_tokens` tokens of a request, for which it has blocks."""
-        self.items.append(
-            _plain_tokens(request, num_tokens) if request.is_plain else _tokens(request, num_tokens)
+        first = request.num_computed_tokens + request.num_scheduled_tokens
+        end = first + num_tokens
+        known = request.token_ids
+        samples = end == len(known) and not request.pools
+        item = PlannedTokens(
+            request_id=request.request_id,
+            token_ids=(known[first],) if num_tokens == 1 else tuple(known[first:end]),
+            first_position=first,
+            block_table=request.block_table.tobytes(),
+            num_samples=1 if samples else 0,
+            sampling=request.sampling if samples else None,
         )
+        self.items.append(item if request.is_plain else _with_asides(item, request))
         self.requests.append(request)
         self.budget -= num_tokens
         request.num_scheduled_tokens += num_tokens
 
 
-def _plain_tokens(request: Request, num_tokens: int) -> PlannedTokens:
-    """`_tokens` without the questions whose answers are no."""
-    first = request.num_computed_tokens + request.num_scheduled_tokens
-    end = first + num_tokens
-    known = request.token_ids
-    samples = end == len(known)
-    return PlannedTokens(
-        request_id=request.request_id,
-        token_ids=(known[first],) if num_tokens == 1 else tuple(known[first:end]),
-        first_position=first,
-        block_table=request.block_table.tobytes(),
-        num_samples=1 if samples else 0,
-        sampling=request.sampling if samples else None,
-    )
-
-
-def _tokens(request: Request, num_tokens: int) -> PlannedTokens:
-    first = request.num_computed_tokens + request.num_scheduled_tokens
-    end = first + num_tokens
-    samples = end == len(request.token_ids) and not request.pools
-    return PlannedTokens(
-        request_id=request.request_id,
-        token_ids=tuple(request.token_ids[first:end]),
-        first_position=first,
-        block_table=request.block_table.tobytes(),
-        num_samples=1 if samples else 0,
-        sampling=request.sampling if samples else None,
-        history=_history(request) if samples else None,
-        scoring=_scoring(request, first, end),
+def _with_asides(item: PlannedTokens, request: Request) -> PlannedTokens:
+    """The item with what options need beyond the tokens themselves."""
+    first = item.first_position
+    return msgspec.structs.replace(
+        item,
+        history=_history(request) if item.num_samples else None,
+        scoring=_scoring(request, first, first + len(item.token_ids)),
         pooling=(request.pooled if first else b"") if request.pools else None,
     )
 

@@ -1,6 +1,8 @@
 """From an item's result to what its request knows and gives."""
 
-from core.request import FinishReason, Request, TokenLogprob
+import msgspec
+
+from core.request import FinishReason, Request, TokenOutput
 from core.scheduler.plan import PlannedTokens, SampledTokens
 
 
@@ -10,7 +12,7 @@ def append_tokens(
     """Add sampled tokens up to the one that ends the request, if one does."""
     assert token_ids, "a sample without tokens and without an error"
     sampling = request.sampling
-    num_left = sampling.max_tokens - request.num_output_tokens
+    num_left = request.num_prompt_tokens + sampling.max_tokens - len(request.token_ids)
     for count, token_id in enumerate(token_ids, 1):
         request.token_ids.append(token_id)
         if token_id in sampling.stop_token_ids:
@@ -34,7 +36,9 @@ def keep_asides(request: Request, item: PlannedTokens, sample: SampledTokens) ->
         request.num_scored_tokens += len(sample.scored[num_known:])
 
 
-def hand_out_scores(request: Request) -> tuple[TokenLogprob, ...]:
-    """All scores of the prompt; none the second time."""
-    scores, request.prompt_logprobs = tuple(request.prompt_logprobs), []
-    return scores
+def with_scores(output: TokenOutput, request: Request, sample: SampledTokens) -> TokenOutput:
+    """The output with what was asked for about its tokens and, the first time, about the prompt's."""
+    prompt_logprobs, request.prompt_logprobs = tuple(request.prompt_logprobs), []
+    return msgspec.structs.replace(
+        output, logprobs=sample.logprobs[: len(output.token_ids)], prompt_logprobs=prompt_logprobs
+    )

@@ -22,7 +22,7 @@ from core.request import FinishReason, Request, RequestStatus, TokenOutput
 from core.scheduler.plan import PlannedTokens, SampledTokens, StepPlan, StepResult
 from core.scheduler.planning import Draft
 from core.scheduler.policies import FirstComeFirstServed, WaitingQueue
-from core.scheduler.results import append_tokens, hand_out_scores, keep_asides
+from core.scheduler.results import append_tokens, keep_asides, with_scores
 from core.scheduler.siblings import Siblings
 from core.scheduler.stats import SchedulerStats
 
@@ -246,8 +246,9 @@ class Scheduler:
         behind: list[Request] = []
         running = RequestStatus.RUNNING
         for request in tuple(self._running.values()):
-            num_tokens = request.num_uncomputed_tokens
-            if request.pools and request.num_scheduled_tokens:
+            num_in_flight = request.num_scheduled_tokens
+            num_tokens = len(request.token_ids) - request.num_computed_tokens - num_in_flight
+            if num_in_flight and request.pools:
                 continue  # the next chunk adds to the sum of this one
             if num_tokens > 1:
                 behind.append(request)
@@ -329,14 +330,15 @@ class Scheduler:
         self._manager.commit(request)
         if reason is not None:
             self._close(request, reason)
-        return TokenOutput(
+        output = TokenOutput(
             request_id=request.request_id,
             token_ids=token_ids,
             finish_reason=reason,
             num_cached_tokens=request.num_cached_tokens or 0,
-            logprobs=sample.logprobs[: len(token_ids)],
-            prompt_logprobs=() if request.is_plain else hand_out_scores(request),
         )
+        if request.is_plain and not sample.logprobs:
+            return output
+        return with_scores(output, request, sample)
 
     def _confirm_unsampled(self, request: Request) -> TokenOutput | None:
         """A part of a prompt whose rows were asked for something else than tokens."""
