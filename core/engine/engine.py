@@ -27,6 +27,12 @@ from core.scheduler.scheduler import Scheduler
 MAX_RESTARTS = 1
 """A worker that fails again after that is not revived: something here needs a person."""
 
+STALL_FACTOR = 10
+"""How many times longer than the slowest step so far a step may take before it counts as stalled."""
+
+STALL_MIN_S = 5.0
+"""Nothing shorter counts as stalled."""
+
 log = structlog.get_logger()
 
 
@@ -74,6 +80,8 @@ class Engine:
         self._num_restarts = 0
         self._step_began_at: float | None = None
         self._step_ended_at: float | None = None
+        self._asked_at: float | None = None
+        """When the worker was asked for its memory, while it has not answered."""
 
     @classmethod
     @asynccontextmanager
@@ -170,10 +178,13 @@ class Engine:
 
     async def memory(self) -> WorkerMemory:
         """The worker's memory, read between two steps; zeros while there is no worker."""
+        self._asked_at = monotonic()
         try:
             return await self._executor.memory()
         except WorkerFailed:
             return WorkerMemory()
+        finally:
+            self._asked_at = None
 
     def health(self) -> EngineHealth:
         now = monotonic()
@@ -184,12 +195,27 @@ class Engine:
         return EngineHealth(
             alive=reason is None,
             reason=reason,
+            stalled=self._stall(now),
             accepting=self._refusal is None,
             last_step_age_s=None if self._step_ended_at is None else now - self._step_ended_at,
             num_waiting=stats.num_waiting,
             num_running=stats.num_running,
             num_restarts=self._num_restarts,
         )
+
+    def _stall(self, now: float) -> str | None:
+        """Notice a frozen worker long before the deadline that ends it: by a step, or by its silence."""
+        if self._step_began_at is not None:
+            running_s = now - self._step_began_at
+            # The first step has nothing to be compared with.
+            usual_s = self._log.slowest_s or self.config.step_deadline_s
+            if running_s > max(STALL_MIN_S, STALL_FACTOR * usual_s):
+                return f"a step has been running for {running_s:.1f} s; {usual_s:.1f} s was the longest"
+        elif self._asked_at is not None:
+            silent_s = now - max(self._asked_at, self._step_ended_at or 0.0)
+            if silent_s > STALL_MIN_S:
+                return f"the idle worker has not answered for {silent_s:.1f} s"
+        return None
 
     def stats(self) -> EngineStats:
         return self._log.snapshot(self._scheduler.stats(), num_restarts=self._num_restarts)

@@ -66,6 +66,8 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool
     reason: str | None
     """Why not, where `alive` is False."""
+    stalled: str | None
+    """What has taken far longer than it ever did; short of a deadline, and so not yet given up."""
     accepting: bool
     """New requests are taken. False while draining and after the last failure."""
     last_step_age_s: float | None
@@ -91,6 +93,8 @@ class StepLog:
         self._execute_s = 0.0
         self._forward_s = 0.0
         self._deliver_s = 0.0
+        self.slowest_s = 0.0
+        """The longest step so far."""
 
     def add(self, step: StepStats) -> None:
         self._recent.append(step)
@@ -103,6 +107,7 @@ class StepLog:
         self._execute_s += step.execute_s
         self._forward_s += step.forward_s
         self._deliver_s += step.deliver_s
+        self.slowest_s = max(self.slowest_s, step.execute_s)
 
     def after(self, step_id: int) -> tuple[StepStats, ...]:
         """Remembered steps with a higher id, oldest first."""
