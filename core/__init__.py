@@ -16,7 +16,7 @@ from core.execution.checkpoint_summary import CheckpointSummary
 from core.execution.machine_report import MachineReport
 from core.execution.worker_info import WorkerInfo
 from core.request import FinishReason, SamplingParams, TokenOutput
-from core.weights.gguf import read_checkpoint_metadata
+from core.weights import read_checkpoint_metadata
 
 __all__ = [
     "CheckpointError",

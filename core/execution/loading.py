@@ -7,6 +7,7 @@ longer looked at.
 """
 
 import hashlib
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from core.execution.probe import kernel_row_multiple
 from core.layers import Embedding, Linear
 from core.models import ModelConfig, ModelSpec
 from core.quantization import LinearKernel, RowPadded, choose_kernel
+from core.quantization.bias import Biased
 from core.quantization.embedding import HasRows, SharedEmbedding, StoredEmbedding
 from core.quantization.ggml import FLOAT_DTYPES, dequantise
 from core.weights import Checkpoint, TensorInfo
@@ -46,6 +48,7 @@ class _Source:
 
     tensor: str
     kernel: LinearKernel | None
+    bias: str = ""
 
 
 class ModelLoader:
@@ -55,8 +58,10 @@ class ModelLoader:
         self, checkpoint: Checkpoint, spec: ModelSpec, config: ModelConfig, *, numerics: str, device: str
     ) -> None:
         self._checkpoint, self._spec, self._config = checkpoint, spec, config
+        self._stored = spec.stored[checkpoint.format]
         self._numerics, self._device = numerics, device
-        self._used: set[str] = set()
+        self._used = {name for name in checkpoint.tensors if self._stored.ignored(name)}
+        self._used.update(name for name in self._stored.config_tensors if name in checkpoint.tensors)
         self._missing: set[str] = set()
         self._chosen: dict[tuple[str, int, int], tuple[LinearKernel, int]] = {}
 
@@ -95,11 +100,38 @@ class ModelLoader:
         return LoadedModel(model.eval(), dict(kernels), packed, from_cache)
 
     def _tied_linear(self) -> str | None:
-        """The linear that has no tensor of its own and shares the embedding's."""
+        """The linear that shares the embedding's tensor. One of its own is then not looked at."""
         if self._spec.tied is None:
             return None
-        linear, _ = self._spec.tied
-        return None if self._spec.gguf_name(f"{linear}.weight") in self._checkpoint.tensors else linear
+        linear, embedding = self._spec.tied
+        own, shared = (self._stored.tensor_name(f"{name}.weight") for name in (linear, embedding))
+        has_own = own in self._checkpoint.tensors
+        try:
+            ties = self._stored.ties(self._checkpoint.metadata, has_own=has_own)
+        except ValueError as error:
+            raise CheckpointError(self._checkpoint.path, str(error)) from None
+        if not ties:
+            if not has_own:
+                raise CheckpointError(
+                    self._checkpoint.path,
+                    f"tensors are missing: {own}, and the config does not tie it to {shared}",
+                )
+            return None
+        if has_own:
+            self._used.add(own)
+            if shared in self._checkpoint.tensors and not self._same_bytes(own, shared):
+                warnings.warn(
+                    f"{self._checkpoint.path}: {own} is not used: the config ties it to {shared}, "
+                    "although their values differ",
+                    stacklevel=2,
+                )
+        return linear
+
+    def _same_bytes(self, one: str, other: str) -> bool:
+        same = self._checkpoint.raw(one) == self._checkpoint.raw(other)
+        self._checkpoint.drop_pages(one)
+        self._checkpoint.drop_pages(other)
+        return same
 
     def _place_modules(self, model: nn.Module, tied: str | None) -> dict[str, _Source]:
         """Swap linears and embeddings for empty packed modules; load the small rest at once."""
@@ -107,11 +139,13 @@ class ModelLoader:
         embeddings: list[tuple[str, Embedding]] = []
         for name, module in list(model.named_modules()):
             if isinstance(module, Linear):
-                assert module.bias is None, f"{name}: biases are not loaded yet"
                 tensor_name = self._spec.tied[1] if name == tied and self._spec.tied else name
                 info = self._tensor(f"{tensor_name}.weight", (module.out_features, module.in_features))
+                bias = None
+                if module.bias is not None:
+                    bias = self._float_tensor(f"{name}.bias", (module.out_features,))
                 if info is not None:
-                    sources[name] = self._place_linear(model, name, info)
+                    sources[name] = self._place_linear(model, name, info, bias=bias)
             elif isinstance(module, Embedding):
                 embeddings.append((name, module))
             else:
@@ -122,7 +156,7 @@ class ModelLoader:
             if info is None:
                 continue
             linear = model.get_submodule(tied) if tied and self._spec.tied == (tied, name) else None
-            rows_of = linear.linear if isinstance(linear, RowPadded) else linear
+            rows_of = None if linear is None else _innermost(linear)
             if rows_of is not None and hasattr(rows_of, "rows"):
                 _replace(model, name, SharedEmbedding(cast(HasRows, rows_of)))
             else:
@@ -131,12 +165,15 @@ class ModelLoader:
                 sources[name] = _Source(info.name, None)
         return sources
 
-    def _place_linear(self, model: nn.Module, name: str, info: TensorInfo) -> _Source:
+    def _place_linear(
+        self, model: nn.Module, name: str, info: TensorInfo, *, bias: TensorInfo | None
+    ) -> _Source:
         out_features, in_features = info.shape
         kernel, multiple = self._choose(info.ggml_type, out_features, in_features)
         module = kernel.empty(out_features, in_features)
-        _replace(model, name, module if multiple == 1 else RowPadded(module, multiple))
-        return _Source(info.name, kernel)
+        module = module if multiple == 1 else RowPadded(module, multiple)
+        _replace(model, name, Biased(module, out_features) if bias else module)
+        return _Source(info.name, kernel, bias.name if bias else "")
 
     def _choose(self, ggml_type: str, out_features: int, in_features: int) -> tuple[LinearKernel, int]:
         """Each kind of weight is tried out once."""
@@ -155,7 +192,7 @@ class ModelLoader:
         return self._chosen[wanted]
 
     def _tensor(self, parameter: str, shape: tuple[int, ...]) -> TensorInfo | None:
-        name = self._spec.gguf_name(parameter)
+        name = self._stored.tensor_name(parameter)
         info = self._checkpoint.tensors.get(name)
         if info is None:
             self._missing.add(name)
@@ -168,15 +205,20 @@ class ModelLoader:
             )
         return info
 
-    def _load_dense(self, parameter_name: str, parameter: nn.Parameter) -> None:
-        info = self._tensor(parameter_name, tuple(parameter.shape))
-        if info is None:
-            return
-        if info.ggml_type not in FLOAT_DTYPES:
+    def _float_tensor(self, parameter: str, shape: tuple[int, ...]) -> TensorInfo | None:
+        """As `_tensor`, for the small ones that no kernel computes with."""
+        info = self._tensor(parameter, shape)
+        if info is not None and info.ggml_type not in FLOAT_DTYPES:
             raise UnsupportedModel(
                 self._checkpoint.path,
                 f"tensor {info.name} is {info.ggml_type}; supported: {', '.join(FLOAT_DTYPES)}",
             )
+        return info
+
+    def _load_dense(self, parameter_name: str, parameter: nn.Parameter) -> None:
+        info = self._float_tensor(parameter_name, tuple(parameter.shape))
+        if info is None:
+            return
         parameter.data = dequantise(self._raw(info), info.ggml_type).view(parameter.shape).clone()
         self._checkpoint.drop_pages(info.name)
 
@@ -191,15 +233,23 @@ class ModelLoader:
         if source.kernel is None:
             module.get_buffer("raw").copy_(raw)
         else:
-            target = module.linear if isinstance(module, RowPadded) else module
-            order = self._spec.row_order(self._config, name)
+            target = _innermost(module)
+            order = self._stored.row_order(self._config, name)
             granularity = source.kernel.row_granularity
             run = max(granularity, RUN_BYTES // (4 * info.shape[1]) // granularity * granularity)
             for first in range(0, info.shape[0], run):
                 rows = raw[first : first + run] if order is None else raw[order[first : first + run]]
                 source.kernel.pack(target, first, rows, info.ggml_type)
+            if source.bias:
+                self._fill_bias(module, source.bias, order)
         del raw
         self._checkpoint.drop_pages(info.name)
+
+    def _fill_bias(self, module: nn.Module, name: str, order: Tensor | None) -> None:
+        info = self._checkpoint.tensors[name]
+        bias = dequantise(self._raw(info), info.ggml_type).flatten()
+        module.get_buffer("bias").copy_(bias if order is None else bias[order])
+        self._checkpoint.drop_pages(name)
 
     def _refuse_leftovers(self) -> None:
         unused = sorted(set(self._checkpoint.tensors) - self._used)
@@ -230,6 +280,13 @@ class ModelLoader:
 def _listed(names: list[str]) -> str:
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def _innermost(module: nn.Module) -> nn.Module:
+    """The kernel's own module, without what was put around it."""
+    while isinstance(module, (Biased, RowPadded)):
+        module = module.linear
+    return module
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -4,25 +4,29 @@ import ctypes
 import hashlib
 import time
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
 from core.attention.kv_storage import KVStorage, kv_bytes_per_token
 from core.attention.tiled import TILE_TOKENS, RowRule, TiledAttention
 from core.config import EngineConfig
-from core.errors import CheckpointError, ConfigError
+from core.errors import CheckpointError, ConfigError, UnsupportedModel
 from core.execution.loading import LoadedModel, ModelLoader
 from core.execution.memory import default_pool_bytes, process_memory
 from core.execution.probe import attention_row_rule, check_elementwise, check_row_reductions
 from core.execution.runner import Runner
 from core.execution.worker_info import WorkerInfo, WorkerMemory
 from core.models import Model, ModelConfig, ModelSpec, find_model
+from core.quantization import dequantise
+from core.quantization.ggml import FLOAT_DTYPES
 from core.scheduler.plan import StepPlan, StepResult
-from core.weights import GGUFCheckpoint, open_gguf
+from core.weights import Checkpoint, open_checkpoint
+from core.weights.packed_file import readonly_tensor
 
 KV_DTYPES = {"stable": torch.float16, "fast": torch.float16, "reference": torch.float32}
 MOST_DEFAULT_BLOCKS = 1 << 20
+MOST_CONFIG_NUMBERS = 4096
 
 
 class ModelWorker:
@@ -52,7 +56,8 @@ def load_worker(config: EngineConfig) -> ModelWorker:
     device = pick_device(config.device)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    model_config, architecture, identity, loaded = _load_model(config, device)
+    model = _load_model(config, device)
+    model_config, loaded = model.config, model.loaded
     storage = _allocate_storage(config, model_config, device)
     attention = TiledAttention(
         num_heads=model_config.num_heads,
@@ -68,33 +73,43 @@ def load_worker(config: EngineConfig) -> ModelWorker:
         vocab_size=model_config.vocab_size,
         device=str(device),
         numerics=config.numerics,
-        architecture=architecture,
+        architecture=model.architecture,
         kernels=loaded.kernels,
         num_threads=torch.get_num_threads(),
-        model_file_bytes=Path(config.checkpoint).stat().st_size,
+        model_file_bytes=model.file_bytes,
         packed_weight_bytes=loaded.packed_bytes,
         kv_bytes=storage.num_bytes,
         kv_bytes_per_token=_bytes_per_token(config, model_config),
         load_s=time.monotonic() - started,
-        namespace=hashlib.sha256(f"{identity}/{config.numerics}/{storage.dtype}".encode()).digest(),
+        namespace=hashlib.sha256(f"{model.identity}/{config.numerics}/{storage.dtype}".encode()).digest(),
     )
     return_free_memory()  # last: the probes and the checkpoint's metadata are gone by now
     return ModelWorker(info, runner)
 
 
-def _load_model(config: EngineConfig, device: torch.device) -> tuple[ModelConfig, str, str, LoadedModel]:
-    """Return the model with its config, its architecture's name and the checkpoint's digest."""
-    checkpoint = open_gguf(config.checkpoint)
+class _OpenedModel(NamedTuple):
+    config: ModelConfig
+    architecture: str
+    identity: str
+    """Digest of what the checkpoint says about itself."""
+    file_bytes: int
+    loaded: LoadedModel
+
+
+def _load_model(config: EngineConfig, device: torch.device) -> _OpenedModel:
+    checkpoint = open_checkpoint(config.checkpoint)
     try:
         identity = _identity(checkpoint)
-        architecture = _architecture(checkpoint)
+        architecture = checkpoint.architecture
         spec, model_config = _read_model(checkpoint, architecture, config.max_model_len)
         loader = ModelLoader(checkpoint, spec, model_config, numerics=config.numerics, device=device.type)
-        loaded = loader.load(identity=identity + _file_stamp(config.checkpoint), cache_dir=config.cache_dir)
+        stamps = "".join(_file_stamp(path) for path in checkpoint.files)
+        loaded = loader.load(identity=identity + stamps, cache_dir=config.cache_dir)
+        file_bytes = checkpoint.file_bytes
     finally:
         checkpoint.close()
     loaded.module.to(device)
-    return model_config, architecture, identity, loaded
+    return _OpenedModel(model_config, architecture, identity, file_bytes, loaded)
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -112,23 +127,34 @@ def return_free_memory() -> None:
         return
 
 
-def _architecture(checkpoint: GGUFCheckpoint) -> str:
-    architecture = checkpoint.metadata.get("general.architecture")
-    if not isinstance(architecture, str):
-        raise CheckpointError(checkpoint.path, "metadata key 'general.architecture' is missing or no text")
-    return architecture
-
-
 def _read_model(
-    checkpoint: GGUFCheckpoint, architecture: str, max_model_len: int
+    checkpoint: Checkpoint, architecture: str, max_model_len: int
 ) -> tuple[ModelSpec, ModelConfig]:
     spec = find_model(architecture, path=checkpoint.path)
+    stored = spec.stored.get(checkpoint.format)
+    if stored is None:
+        raise UnsupportedModel(
+            checkpoint.path, f"{architecture} models are read from {', '.join(sorted(spec.stored))}"
+        )
+    small = {name: _numbers(checkpoint, name) for name in stored.config_tensors if name in checkpoint.tensors}
     try:
-        return spec, spec.read_config(checkpoint.metadata, max_model_len)
+        return spec, stored.read_config({**checkpoint.metadata, **small}, max_model_len)
     except KeyError as error:
         raise CheckpointError(checkpoint.path, f"metadata key {error} is missing") from None
     except ValueError as error:
         raise CheckpointError(checkpoint.path, str(error)) from None
+
+
+def _numbers(checkpoint: Checkpoint, name: str) -> list[float]:
+    """A small tensor's values, flat."""
+    info = checkpoint.tensors[name]
+    if info.ggml_type not in FLOAT_DTYPES or not 1 <= info.num_elements <= MOST_CONFIG_NUMBERS:
+        raise CheckpointError(
+            checkpoint.path,
+            f"tensor {name} is {info.ggml_type} of shape {info.shape}; a few floats were expected",
+        )
+    raw = readonly_tensor(checkpoint.raw(name), torch.uint8).view(1, -1)
+    return [float(number) for number in dequantise(raw, info.ggml_type).flatten().tolist()]
 
 
 def _row_rule(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> RowRule:
@@ -136,7 +162,8 @@ def _row_rule(config: EngineConfig, model_config: ModelConfig, device: torch.dev
     if config.numerics != "stable" or device.type != "cpu":
         return RowRule()
     check_elementwise()
-    check_row_reductions(model_config.num_heads * model_config.head_dim)
+    for width in {model_config.num_heads * model_config.head_dim, model_config.head_dim}:
+        check_row_reductions(width)
     longest = config.max_prefill_tokens * (model_config.num_heads // model_config.num_kv_heads)
     tile = max(1, TILE_TOKENS // config.block_size) * config.block_size
     return attention_row_rule(model_config.head_dim, tile, num_rows=max(64, min(longest, 1024)))
@@ -175,7 +202,7 @@ def _allocate_storage(config: EngineConfig, model_config: ModelConfig, device: t
         ) from error
 
 
-def _identity(checkpoint: GGUFCheckpoint) -> str:
+def _identity(checkpoint: Checkpoint) -> str:
     """A digest of all that the file says about itself: metadata and where each tensor lies."""
     digest = hashlib.sha256()
     digest.update(repr(sorted(checkpoint.metadata.items())).encode())

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from core.layers.rope_scaling import RopeScaling
+
 POSITIONS_AT_A_TIME = 4096
 
 
@@ -14,11 +16,15 @@ class Rotary(nn.Module):
     Invariant: the tables depend on the position alone, computed in float64 and rounded once.
     """
 
-    def __init__(self, head_dim: int, max_positions: int, *, theta: float) -> None:
+    def __init__(
+        self, head_dim: int, max_positions: int, *, theta: float, scaling: RopeScaling | None = None
+    ) -> None:
         super().__init__()
         assert head_dim % 2 == 0, head_dim
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
         inv_freq = torch.exp(-exponents * math.log(theta))
+        if scaling is not None:
+            inv_freq = scaling.scaled(inv_freq)
         cos_PD = torch.empty(max_positions, head_dim)
         sin_PD = torch.empty(max_positions, head_dim)
         for first in range(

@@ -1,4 +1,5 @@
-"""Model architectures, one file each, named after the checkpoint's `general.architecture`.
+"""Model architectures, one file each, named by what checkpoints call them (`general.architecture`
+in GGUF, `model_type` in a `config.json`).
 
 `ls core/models` is the list of supported models. This file is only the contract (`ModelSpec`)
 and the finder.
@@ -45,22 +46,44 @@ class Model(Protocol):
         ...
 
 
+def _no_row_order(_config: ModelConfig, _linear: str) -> Tensor | None:
+    return None
+
+
+def _nothing_ignored(_tensor: str) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """What a model file exports as `MODEL`.
+class StoredAs:
+    """How one checkpoint format keeps the architecture.
 
     `read_config(metadata, max_model_len)` raises `KeyError` or `ValueError` for a missing or
-    impossible value; no default is guessed. `gguf_name` maps a parameter's dotted name to the
-    tensor's name in a GGUF file.
-    `row_order` gives, for a linear's name, the row permutation that GGUF's layout needs, or None.
+    impossible value; no default is guessed. `tensor_name` maps a parameter's dotted name to the
+    tensor's. `ties(metadata, has_own=...)` says whether the output linear is the embedding.
+    `row_order` gives, for a linear's name, the row permutation that the format needs, or None.
+    `ignored` names tensors that follow from the config.
     """
 
     read_config: Callable[[Mapping[str, object], int], ModelConfig]
+    tensor_name: Callable[[str], str]
+    ties: Callable[..., bool]
+    row_order: Callable[[ModelConfig, str], Tensor | None] = _no_row_order
+    ignored: Callable[[str], bool] = _nothing_ignored
+    config_tensors: tuple[str, ...] = ()
+    """Small tensors that belong to the config: `read_config` finds each, if it is there, as a list of
+    numbers under its own name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What a model file exports as `MODEL`."""
+
     build: Callable[[ModelConfig], nn.Module]
-    gguf_name: Callable[[str], str]
-    row_order: Callable[[ModelConfig, str], Tensor | None]
+    stored: Mapping[str, StoredAs]
+    """By `Checkpoint.format`."""
     tied: tuple[str, str] | None = None
-    """(linear, embedding): where a file lacks the linear's weight, it is the embedding's."""
+    """(linear, embedding): where a checkpoint ties them, the linear's weight is the embedding's."""
 
 
 def supported_models() -> list[str]:
@@ -76,7 +99,7 @@ def find_model(architecture: str, *, path: str) -> ModelSpec:
     known = supported_models()
     if architecture not in known:
         raise UnsupportedModel(
-            path, f"architecture {architecture!r} is not supported; supported: {', '.join(known)}"
+            path, f"architecture {architecture!r:.80} is not supported; supported: {', '.join(known)}"
         )
     spec: ModelSpec = importlib.import_module(f"{__name__}.{architecture}").MODEL
     return spec

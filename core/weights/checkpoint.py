@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-MetadataValue: TypeAlias = "int | float | bool | str | list[MetadataValue]"
+MetadataValue: TypeAlias = "int | float | bool | str | list[MetadataValue] | dict[str, MetadataValue] | None"
 
 
 @dataclass(slots=True, frozen=True)
@@ -11,14 +11,17 @@ class TensorInfo:
     """One tensor inside a model file. Nothing of its data has been read.
 
     Shapes: `shape` is in torch order, slowest dimension first: a linear weight is (out, in).
-    Units: `offset` counts bytes from the start of the file.
+    Units: `offset` counts bytes from the start of its file, which is the checkpoint's only one or
+        `files[file]`.
     """
 
     name: str
     ggml_type: str
+    """How the numbers are stored, by GGML's names: F32, F16 and BF16 mean the same everywhere."""
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    file: int = 0
 
     @property
     def num_elements(self) -> int:
@@ -29,14 +32,30 @@ class TensorInfo:
 
 
 class Checkpoint(Protocol):
-    """A memory-mapped model file, checked in full before anybody sees it."""
+    """A memory-mapped model, in one file or several, checked in full before anybody sees it."""
+
+    @property
+    def format(self) -> str:
+        """Names the entry of `ModelSpec.stored` that reads this checkpoint."""
+        ...
 
     @property
     def path(self) -> str: ...
     @property
+    def files(self) -> tuple[str, ...]:
+        """Every file that a change of the model would change."""
+        ...
+
+    @property
+    def file_bytes(self) -> int: ...
+    @property
     def metadata(self) -> dict[str, MetadataValue]: ...
     @property
     def tensors(self) -> dict[str, TensorInfo]: ...
+    @property
+    def architecture(self) -> str:
+        """Raises `CheckpointError` where the checkpoint names none."""
+        ...
 
     def raw(self, name: str) -> memoryview:
         """Return the tensor's bytes, read-only and without a copy.

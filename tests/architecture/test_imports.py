@@ -44,6 +44,7 @@ TORCH_FREE = (
     "core/__init__.py", "core/request.py", "core/config.py", "core/errors.py",
     "core/execution/__init__.py", "core/execution/worker_info.py",
     "core/weights/__init__.py", "core/weights/checkpoint.py", "core/weights/gguf",
+    "core/weights/json_file.py", "core/weights/mapped_file.py", "core/weights/safetensors",
 )  # fmt: skip
 TENSOR_PACKAGES = {"torch", "numpy", "safetensors", "transformers"}
 

@@ -16,8 +16,9 @@ import torch
 
 from core.config import EngineConfig
 from core.execution.worker import ModelWorker, load_worker
-from core.models.llama import Llama
+from core.layers import Decoder
 from core.scheduler.plan import PlannedTokens
+from tests.fakes.hub_folders import tiny_model, write_folder
 from tests.fakes.plans import planned, step
 from tests.fakes.tiny_llama import TinyShape, write_tiny_llama
 
@@ -27,6 +28,7 @@ SHAPES = {
     "float": TinyShape(linear_type="F16", embedding_type="F32", num_heads=4, num_kv_heads=4),
     "narrow": TinyShape(linear_type="Q8_0", embedding_type="F16", width=96, hidden_width=160, num_heads=6),
 }
+KINDS = ("qwen2", "qwen3")
 BLOCK_SIZE = 16
 
 
@@ -120,23 +122,26 @@ def run_together(worker: ModelWorker, walks: list[Walk], rng: random.Random, *, 
                 row += 1
 
 
-@pytest.mark.parametrize("name", SHAPES)
+def write_model(folder: Path, name: str) -> Path:
+    if name in SHAPES:
+        return write_tiny_llama(folder / "tiny.gguf", SHAPES[name])
+    return write_folder(folder, tiny_model(name).bfloat16())
+
+
+@pytest.mark.parametrize("name", [*SHAPES, *KINDS])
 @pytest.mark.parametrize("seed", range(6))
 def test_logits_alone_and_in_company_are_the_same_bits(
     name: str, seed: int, tmp_path: Path, search_factor: int
 ) -> None:
-    shape = SHAPES[name]
-    path = write_tiny_llama(tmp_path / "tiny.gguf", shape)
-    worker = load_worker(EngineConfig(checkpoint=str(path), num_blocks=400))
+    worker = load_worker(EngineConfig(checkpoint=str(write_model(tmp_path, name)), num_blocks=400))
+    vocab_size = worker.info.vocab_size
     for round_number in range(2 * search_factor):
         rng = random.Random(f"{seed}/{round_number}")
         samples = rng.randint(1, 6)
         longest = 700 if rng.random() < 0.3 else 90
         requests = [
-            ids + [rng.randrange(shape.vocab_size) for _ in range(samples)]
-            for ids in random_requests(
-                rng, vocab_size=shape.vocab_size, longest=longest, count=rng.randint(1, 7)
-            )
+            ids + [rng.randrange(vocab_size) for _ in range(samples)]
+            for ids in random_requests(rng, vocab_size=vocab_size, longest=longest, count=rng.randint(1, 7))
         ]
         walks = place(rng, requests, 400)
         run_together(worker, walks, rng, samples=samples)
@@ -183,7 +188,7 @@ def test_a_number_that_is_not_finite_stays_with_its_own_request(tmp_path: Path) 
     path = write_tiny_llama(tmp_path / "tiny.gguf", TinyShape(linear_type="F16"))
     worker = load_worker(EngineConfig(checkpoint=str(path), num_blocks=4))
     expected = logits_alone(worker, [5, 6, 7], 1)
-    embedding = cast(Llama, worker.runner._model).embed_tokens
+    embedding = cast(Decoder, worker.runner._model).embed_tokens
     spoil = embedding.register_forward_hook(lambda *call: call[-1] * float("nan"))
     broken = worker.execute(step(planned("broken", [1] * 64, blocks=range(4))))
     spoil.remove()
