@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from core.request import SamplingParams, TokenOutput
+from core.request import SamplingParams, TokenLogprob, TokenOutput
 
 
 class StreamOwner(Protocol):
@@ -41,16 +41,22 @@ class TokenStream:
         token_ids: Sequence[int],
         sampling: SamplingParams,
         namespace: bytes,
+        pools: bool = False,
+        sibling_of: "TokenStream | None" = None,
     ) -> None:
         self.request_id = request_id
         """The caller's name for it; need not be unique."""
         self.token_ids: Sequence[int] = token_ids
         self.sampling = sampling
         self.namespace = namespace
+        self.pools = pools
+        self.sibling_of = sibling_of
         self.engine_id = ""
         """The engine's own name for it, unique; set when it is submitted."""
         self._owner = owner
         self._pending = array("i")
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._last: TokenOutput | None = None
         self._num_cached_tokens = 0
         self._entered = False
@@ -62,6 +68,7 @@ class TokenStream:
         self._owner.submit(self)
         self._entered = True
         self.token_ids = ()  # the engine keeps its own, smaller copy
+        self.sibling_of = None
         return self
 
     async def __aexit__(
@@ -93,6 +100,8 @@ class TokenStream:
     def push(self, output: TokenOutput) -> None:
         """Take what a step gave. For the engine only."""
         self._pending.extend(output.token_ids)
+        self._logprobs += output.logprobs
+        self._prompt_logprobs += output.prompt_logprobs
         self._num_cached_tokens = output.num_cached_tokens
         if output.finish_reason is not None:
             assert self._last is None, "a request ends once"
@@ -101,6 +110,8 @@ class TokenStream:
 
     def _take(self) -> TokenOutput:
         token_ids, self._pending = tuple(self._pending), array("i")
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
         last = self._last
         self._ended = last is not None
         return TokenOutput(
@@ -109,9 +120,13 @@ class TokenStream:
             finish_reason=None if last is None else last.finish_reason,
             num_cached_tokens=self._num_cached_tokens,
             error=None if last is None else last.error,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            pooled=b"" if last is None else last.pooled,
         )
 
     def _end(self) -> None:
         self._ended = True
         self._pending = array("i")
+        self._logprobs, self._prompt_logprobs = [], ()
         self._arrived.set()

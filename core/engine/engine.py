@@ -121,6 +121,7 @@ class Engine:
         sampling: SamplingParams,
         *,
         namespace: bytes = b"",
+        sibling_of: TokenStream | None = None,
     ) -> TokenStream:
         """Describe a generation; entering the returned scope submits it.
 
@@ -128,11 +129,50 @@ class Engine:
             request_id: the caller's name for it, given back in each output; need not be unique.
             token_ids: the prompt, at least one id, each within the vocabulary.
             namespace: who may share KV with it, for example a tenant's salt.
+            sibling_of: a stream of the same prompt and namespace, entered before: its KV of the prompt
+                is waited for and shared, unless it ends too early.
 
         Raises:
             RequestTooLong, EngineDraining: on entering the scope; nothing was queued.
         """
-        return TokenStream(self, request_id, token_ids=token_ids, sampling=sampling, namespace=namespace)
+        return TokenStream(
+            self,
+            request_id,
+            token_ids=token_ids,
+            sampling=sampling,
+            namespace=namespace,
+            sibling_of=sibling_of,
+        )
+
+    async def embed(
+        self, request_id: str, token_ids: Sequence[int], *, namespace: bytes = b""
+    ) -> list[float]:
+        """The mean of the model's final hidden states over all tokens. Cancelling it aborts.
+
+        The same bits in any company and however the prompt is cut into steps.
+
+        Args:
+            token_ids, namespace: as for `generate`; nothing is taken from the prefix cache.
+
+        Raises:
+            RequestTooLong, EngineDraining: refused; nothing was queued.
+            StepFailed: the request ended with an error, which the message tells.
+        """
+        num_tokens = len(token_ids)
+        stream = TokenStream(
+            self,
+            request_id,
+            token_ids=token_ids,
+            sampling=SamplingParams(max_tokens=0, temperature=0.0),
+            namespace=namespace,
+            pools=True,
+        )
+        async with stream:
+            output = await anext(stream)
+        if output.error is not None:
+            raise StepFailed(output.error)
+        assert output.pooled, "a pooled request gives one output, the sum"
+        return [value / num_tokens for value in memoryview(output.pooled).cast("d")]
 
     def submit(self, stream: TokenStream) -> None:
         """Queue a stream's request under an id of our own. Called by the stream."""
@@ -144,6 +184,7 @@ class Engine:
         assert token_ids, "a request needs a prompt"
         assert 0 <= min(token_ids) <= max(token_ids) < self.info.vocab_size, "not ids of this vocabulary"
         assert all(0 <= token_id < 1 << 31 for token_id in sampling.stop_token_ids)
+        assert all(0 <= token_id < self.info.vocab_size for token_id, _ in sampling.logit_bias)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed & ((1 << 63) - 1)
         request = Request(
             request_id=f"r{next(self._request_numbers)}",
@@ -151,6 +192,8 @@ class Engine:
             num_prompt_tokens=len(token_ids),
             sampling=msgspec.structs.replace(sampling, seed=seed),
             namespace=cache_namespace(self.info.namespace, stream.namespace),
+            leader_id="" if stream.sibling_of is None else stream.sibling_of.engine_id,
+            pools=stream.pools,
         )
         self._scheduler.add(request)
         self._live[request.request_id] = _Live(request, stream)

@@ -6,6 +6,7 @@ import torch
 
 from core.attention import AttentionBackend
 from core.attention.kv_storage import KVStorage
+from core.execution.answers import complete_answers
 from core.execution.batch import build_batch
 from core.models import Model
 from core.sampling.sampler import sample_rows
@@ -29,7 +30,7 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Compute a step. One sampled token per planned item that samples."""
+        """Compute a step. One answer per planned item that asks for one."""
         started = time.perf_counter()
         batch = build_batch(plan, self._storage, self._attention, device=self._device)
         built = time.perf_counter()
@@ -41,6 +42,7 @@ class Runner:
             logits_RV = self._model.logits(hidden_TE.index_select(0, batch.sample_rows_R))
             forwarded = time.perf_counter()
             samples = sample_rows(logits_RV, sampled)
+        samples = complete_answers(plan.items, hidden_TE, samples, self._model.logits)
         return StepResult(
             step_id=plan.step_id,
             samples=samples,

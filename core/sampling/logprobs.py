@@ -12,16 +12,12 @@ from core.request import TokenLogprob
 from core.sampling.transforms import highest
 
 LOWEST = -9999.0
-SLICE_LOGITS = 1 << 21
-"""Logits that are worked on at a time: 8 MiB, whatever the prompt's length."""
-
-
-def rows_at_a_time(vocab_size: int) -> int:
-    return max(1, SLICE_LOGITS // vocab_size)
+ROWS_AT_A_TIME = 16
+"""Rows of logits that exist at a time, whatever the prompt's length: 3 MiB for a vocabulary of 50,000."""
 
 
 def score_rows(
-    logits_of: Callable[[int, int], Tensor], token_ids: Sequence[int], num_top: int, *, vocab_size: int
+    logits_of: Callable[[int, int], Tensor], token_ids: Sequence[int], num_top: int
 ) -> tuple[TokenLogprob, ...]:
     """Score one token per row, slice by slice.
 
@@ -33,10 +29,9 @@ def score_rows(
         FloatingPointError: a row holds no finite logit.
     """
     scored: list[TokenLogprob] = []
-    size = rows_at_a_time(vocab_size)
-    for first in range(0, len(token_ids), size):
-        end = min(first + size, len(token_ids))
-        scored += _score(logits_of(first, end), token_ids[first:end], min(num_top, vocab_size))
+    for first in range(0, len(token_ids), ROWS_AT_A_TIME):
+        end = min(first + ROWS_AT_A_TIME, len(token_ids))
+        scored += _score(logits_of(first, end), token_ids[first:end], num_top)
     return tuple(scored)
 
 
@@ -47,6 +42,7 @@ def _score(logits_RV: Tensor, token_ids: Sequence[int], num_top: int) -> list[To
     ids_R1 = torch.tensor(token_ids, dtype=torch.int64, device=log_RV.device).unsqueeze(-1)
     chosen = log_RV.gather(-1, ids_R1).squeeze(-1).tolist()
     tops: list[tuple[tuple[int, float], ...]] = [()] * len(chosen)
+    num_top = min(num_top, log_RV.shape[-1])
     if num_top:
         marked_RV = highest(log_RV, torch.full((len(chosen),), num_top, device=log_RV.device))
         ids_RN = marked_RV.nonzero()[:, 1].view(len(chosen), num_top)

@@ -79,7 +79,7 @@ def _sampled(item: PlannedTokens, token_id: int, logits_1V: Tensor) -> SampledTo
     num_top = _params(item).num_logprobs
     if num_top is None:
         return SampledTokens(request_id=item.request_id, token_ids=(token_id,))
-    scored = score_rows(lambda *_: logits_1V, (token_id,), num_top, vocab_size=logits_1V.shape[-1])
+    scored = score_rows(lambda *_: logits_1V, (token_id,), num_top)
     return SampledTokens(request_id=item.request_id, token_ids=(token_id,), logprobs=scored)
 
 
