@@ -232,12 +232,17 @@ class Choice:
                 return Finished(reason=EndReason.STOP, usage=usage, index=self.index)
             case FinishReason.LENGTH:
                 return Finished(reason=EndReason.LENGTH, usage=usage, index=self.index)
-        if draining:
-            code, message = Draining.code, "the server stopped before the answer was complete"
-        else:
-            code = GenerationFailed.code
-            message = "the engine failed while computing the answer; the server's log says more"
-        return Failed(code=code, message=message, detail=output.error or "", usage=usage)
+        return broken_off(draining=draining, detail=output.error or "", usage=usage)
+
+
+def broken_off(*, draining: bool, detail: str, usage: Usage) -> Failed:
+    """What is told of a generation that the engine ended: `detail` is for the log alone."""
+    if draining:
+        code, message = Draining.code, "the server stopped before the answer was complete"
+    else:
+        code = GenerationFailed.code
+        message = "the engine failed while computing the answer; the server's log says more"
+    return Failed(code=code, message=message, detail=detail, usage=usage)
 
 
 async def joined(

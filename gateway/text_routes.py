@@ -15,7 +15,7 @@ from msgspec import Meta, Raw
 
 from gateway.backends import Backend
 from gateway.body import declared_bytes, read_body
-from gateway.errors import InvalidRequest
+from gateway.errors import GenerationFailed, InvalidRequest
 from gateway.handler import Handler, send_whole
 from gateway.json_fields import decoded_fields, read_object, refuse_unbuilt
 from gateway.keys import ADMISSION, BACKENDS, CONFIG, RECORD
@@ -165,7 +165,11 @@ def text_handler(
         backend, model = app[BACKENDS].find(body.model)
         record.fields["model"] = model
         with app[ADMISSION].permit():
-            value = await answer(body, backend, record)
+            try:
+                value = await answer(body, backend, record)
+            except GenerationFailed as error:
+                record.fields["error"] = error.failed.detail
+                raise
         return await send_whole(http, msgspec.json.encode(value))
 
     return handle

@@ -1,7 +1,7 @@
 """Our own engine in this process, with the tokeniser and the chat template of its checkpoint."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -9,17 +9,24 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
+from pathlib import Path
 
-from core import Engine, RequestTooLong, SamplingParams, read_checkpoint_metadata
-from gateway.answer import AnswerText, Choice, EchoedPrompt, TokenStream, joined, mixed
+from core import Engine, EngineDraining, EngineError, RequestTooLong, SamplingParams, read_checkpoint_metadata
+from gateway.answer import AnswerText, Choice, EchoedPrompt, TokenStream, broken_off, joined, mixed
 from gateway.backends import BackendHealth, Embeddings, Gauge
 from gateway.config import ServerConfig
-from gateway.errors import InvalidRequest
-from gateway.events import Event
+from gateway.errors import GenerationFailed, InvalidRequest
+from gateway.events import Event, Usage
 from gateway.generation import PromptEncoder, sampling_params
-from gateway.json_fields import unsupported
 from gateway.request import GenerateRequest, Message, Prompt
-from tokenization import ChatTemplate, NoChatTemplate, Tokenizer, tokenizer_from_gguf
+from tokenization import (
+    ChatTemplate,
+    NoChatTemplate,
+    Tokenizer,
+    read_chat_template,
+    tokenizer_from_folder,
+    tokenizer_from_gguf,
+)
 
 MEMORY_EVERY_S = 5.0
 """The worker answers between two steps, so a scrape does not wait for it but shows the newest sample."""
@@ -64,6 +71,7 @@ class LocalBackend:
         async with AsyncExitStack() as scopes:
             choices: list[Choice] = []
             streams: list[TokenStream] = []
+            leader = None
             for index in range(request.num_choices):
                 prompt, sibling = divmod(index, request.n)
                 sampling = self._sampling(request, num_prompt_tokens=len(prompts[prompt]), sibling=sibling)
@@ -72,8 +80,10 @@ class LocalBackend:
                     prompts[prompt],
                     sampling,
                     namespace=request.tenant.encode(),
+                    sibling_of=leader if sibling else None,
                 )
-                with _named_prompt(request):
+                leader = leader if sibling else stream
+                with _too_long_names("prompt" if request.prompts else "messages"):
                     streams.append(await scopes.enter_async_context(stream))
                 choices.append(self._choice(request, prompts, index=index, sampling=sampling))
             events = [
@@ -138,7 +148,25 @@ class LocalBackend:
         return await self._encoder.render(messages, add_generation_prompt=add_generation_prompt)
 
     async def embed(self, prompts: Sequence[Prompt], *, request_id: str, tenant: str) -> Embeddings:
-        raise unsupported("input")
+        # One after the other: a prompt of some length fills its steps by itself.
+        encoded = await self._encoder.encode_prompts(prompts, param="input")
+        vectors = []
+        for token_ids in encoded:
+            with _too_long_names("input"):
+                vectors.append(await self._embed(request_id, token_ids, namespace=tenant.encode()))
+        return Embeddings(vectors=tuple(vectors), num_prompt_tokens=sum(map(len, encoded)))
+
+    async def _embed(
+        self, request_id: str, token_ids: Sequence[int], *, namespace: bytes
+    ) -> tuple[float, ...]:
+        try:
+            return tuple(await self._engine.embed(request_id, token_ids, namespace=namespace))
+        except (RequestTooLong, EngineDraining):
+            raise
+        except EngineError as error:
+            usage = Usage(num_prompt_tokens=len(token_ids))
+            failed = broken_off(draining=self._draining, detail=str(error), usage=usage)
+            raise GenerationFailed(failed) from None
 
     def health(self) -> BackendHealth:
         health = self._engine.health()
@@ -217,14 +245,12 @@ class LocalBackend:
 
 
 @contextmanager
-def _named_prompt(request: GenerateRequest) -> Iterator[None]:
+def _too_long_names(param: str) -> Iterator[None]:
     """The engine knows no field names: say which one was too long."""
     try:
         yield
     except RequestTooLong as error:
-        if not request.prompts:
-            raise
-        raise InvalidRequest(str(error), param="prompt", code=error.code) from None
+        raise InvalidRequest(str(error), param=param, code=error.code) from None
 
 
 def _counter(name: str, description: str, value: float) -> Gauge:
@@ -232,8 +258,13 @@ def _counter(name: str, description: str, value: float) -> Gauge:
 
 
 def _load_text_side(checkpoint: str) -> tuple[Tokenizer, ChatTemplate | None]:
-    metadata = read_checkpoint_metadata(checkpoint)
-    tokenizer = tokenizer_from_gguf(metadata)
+    folder = Path(checkpoint)
+    tokenizer: Tokenizer
+    metadata: Mapping[str, object] = read_checkpoint_metadata(checkpoint)
+    if folder.is_dir():
+        tokenizer, metadata = tokenizer_from_folder(folder), read_chat_template(folder)
+    else:
+        tokenizer = tokenizer_from_gguf(metadata)
     try:
         return tokenizer, ChatTemplate.from_gguf(metadata, tokenizer)
     except NoChatTemplate:
