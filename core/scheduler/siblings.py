@@ -58,8 +58,8 @@ class Siblings:
                 del self._groups[leader_id]
                 heir, *rest = held
                 heirs.append(heir)
-                if rest:
-                    self._groups[heir.request_id] = (heir, rest)
+                if rest:  # it may lead others already
+                    self._groups.setdefault(heir.request_id, (heir, []))[1][:0] = rest
         return followers, heirs
 
     def _has_prompt(self, leader: Request) -> bool:

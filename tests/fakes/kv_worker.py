@@ -3,7 +3,9 @@
 Each slot stores the token written there and a digest of everything that token could attend to.
 The next token is a digest of all slots from position 0 to the sampled row, read through the block
 table. So a block shared wrongly, evicted too early, or written at the wrong place changes the
-output, and `generate_alone`, which knows no blocks, says what the output should have been.
+output, and `generate_alone`, which knows no blocks, says what the output should have been. Scores
+of the prompt and pooled sums are digests of the same slots (`score_alone`, `pool_alone`); a history
+that is not what the slots hold makes the output wrong, too.
 
 Options come in `EngineConfig.checkpoint`, for example "fake:vocab=100,raise_on_step=3".
 """
@@ -18,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from core.config import EngineConfig
 from core.errors import CheckpointError
 from core.execution.worker_info import WorkerInfo, WorkerMemory
-from core.request import SamplingParams
+from core.request import SamplingParams, TokenLogprob
 from core.scheduler.plan import PlannedTokens, SampledTokens, StepPlan, StepResult
 
 SLOT_BYTES = 8
@@ -102,7 +104,7 @@ class KVWorker:
         self._misbehave(plan.step_id)
         for item in plan.items:
             self._write(item)
-        samples = [self._sample(item) for item in plan.items if item.num_samples]
+        samples = [self._answer(item) for item in plan.items if item.answers]
         if plan.step_id == self._options.get("sample_error_on_step") and samples:
             failed = SampledTokens(request_id=samples[0].request_id, error="this row was told to fail")
             samples[0] = failed
@@ -140,22 +142,78 @@ class KVWorker:
             self._slots[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES] = entry
             context.update(entry)
 
-    def _sample(self, item: PlannedTokens) -> SampledTokens:
-        assert item.sampling is not None
-        assert item.sampling.seed is not None
+    def _answer(self, item: PlannedTokens) -> SampledTokens:
         table = array("i", item.block_table)
-        end = item.first_position + len(item.token_ids)
-        token_ids = (
-            next_token(self._read(table, length), item.sampling, vocab_size=self.info.vocab_size)
-            for length in range(end - item.num_samples + 1, end + 1)
+        first, end = item.first_position, item.first_position + len(item.token_ids)
+        slots = self._read(table, end)
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        if item.num_samples:
+            token_ids, logprobs = self._sample(item, slots)
+        scored: tuple[TokenLogprob, ...] = ()
+        if item.scoring is not None:
+            scored = tuple(
+                score(slots[: (first + row + 1) * SLOT_BYTES], token_id, item.scoring.num_top)
+                for row, token_id in enumerate(item.scoring.token_ids)
+            )
+        pooled = b"" if item.pooling is None else pool_slots(slots, item.pooling, first=first)
+        return SampledTokens(
+            request_id=item.request_id,
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs),
+            scored=scored,
+            pooled=pooled,
         )
-        return SampledTokens(request_id=item.request_id, token_ids=tuple(token_ids))
+
+    def _sample(self, item: PlannedTokens, slots: bytes) -> tuple[list[int], list[TokenLogprob]]:
+        sampling = item.sampling
+        assert sampling is not None
+        assert sampling.seed is not None
+        error = 0 if history_is_right(item, slots) else 1
+        end = item.first_position + len(item.token_ids)
+        lengths = range(end - item.num_samples + 1, end + 1)
+        seen = [slots[: length * SLOT_BYTES] for length in lengths]
+        vocab_size = self.info.vocab_size
+        token_ids = [
+            (next_token(slots, sampling, vocab_size=vocab_size) + error) % vocab_size for slots in seen
+        ]
+        if sampling.num_logprobs is None:
+            return token_ids, []
+        pairs = zip(seen, token_ids, strict=True)
+        return token_ids, [score(slots, token_id, sampling.num_logprobs) for slots, token_id in pairs]
 
     def _read(self, table: "array[int]", length: int) -> bytes:
         """The first `length` slots of a request, joined."""
         width = self._block_size * SLOT_BYTES
         used = table[: -(-length // self._block_size)]
         return b"".join(self._slots[b * width : (b + 1) * width] for b in used)[: length * SLOT_BYTES]
+
+
+def history_is_right(item: PlannedTokens, slots: bytes) -> bool:
+    """Whether penalties look back on exactly the tokens that the slots hold; others bring none along."""
+    sampling = item.sampling
+    assert sampling is not None
+    if not sampling.looks_back:
+        return item.history is None or not item.history.token_ids
+    held = b"".join(slots[place : place + 4] for place in range(0, len(slots), SLOT_BYTES))
+    return item.history is not None and item.history.token_ids == held
+
+
+def score(slots: bytes, token_id: int, num_top: int) -> TokenLogprob:
+    """A stand-in for a log-probability: a function of all readable slots and the token."""
+    digest = hashlib.blake2b(slots + token_id.to_bytes(4, "little"), digest_size=2).digest()
+    logprob = -int.from_bytes(digest) / 1024
+    return TokenLogprob(token_id, logprob, tuple((rank, logprob - rank) for rank in range(num_top)))
+
+
+def pool_slots(slots: bytes, total: bytes, *, first: int) -> bytes:
+    """Add what the slots from `first` on stand for, in an order that shows: floats do not associate."""
+    assert bool(total) == bool(first), "a sum that does not begin where this item does"
+    sums = array("d", total or bytes(8))
+    for end in range(first + 1, len(slots) // SLOT_BYTES + 1):
+        digest = hashlib.blake2b(slots[: end * SLOT_BYTES], digest_size=8).digest()
+        sums[0] += int.from_bytes(digest) / 3.0
+    return sums.tobytes()
 
 
 def slot_entry(context_digest: bytes, token_id: int) -> bytes:
@@ -186,6 +244,19 @@ def generate_alone(
             break
         slots = _slots_of(output[-1:], slots)
     return output
+
+
+def score_alone(prompt_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    """The oracle of prompt scores: one for each token but the first."""
+    slots = _slots_of(prompt_ids, b"")
+    return [
+        score(slots[: place * SLOT_BYTES], prompt_ids[place], num_top) for place in range(1, len(prompt_ids))
+    ]
+
+
+def pool_alone(prompt_ids: Sequence[int]) -> bytes:
+    """The oracle of pooled sums."""
+    return pool_slots(_slots_of(prompt_ids, b""), b"", first=0)
 
 
 def _slots_of(token_ids: Iterable[int], slots: bytes) -> bytes:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from core.cache.manager import KVCacheManager
 from core.config import EngineConfig
 from core.request import FinishReason, Request, SamplingParams, TokenOutput
-from core.scheduler.plan import StepPlan, StepResult
+from core.scheduler.plan import PlannedTokens, StepPlan, StepResult
 from core.scheduler.scheduler import Scheduler
-from tests.fakes.kv_worker import KVWorker, generate_alone, load_worker
+from tests.fakes.kv_worker import KVWorker, generate_alone, load_worker, pool_alone, score_alone
 
 VOCAB_SIZE = 7
 """Small, so that stop tokens and equal continuations happen by themselves."""
@@ -57,9 +57,17 @@ class Simulation:
         """Output tokens that count, for requests ended by `finish`."""
 
     def add(
-        self, prompt_ids: list[int], sampling: SamplingParams | None = None, *, namespace: bytes = b"a"
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams | None = None,
+        *,
+        namespace: bytes = b"a",
+        pools: bool = False,
+        leader_id: str = "",
     ) -> str:
         """Queue a request; it must fit. Returns its id."""
+        if pools:
+            sampling = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
         request_id = f"r{len(self.requests)}"
         request = Request(
             request_id=request_id,
@@ -67,6 +75,8 @@ class Simulation:
             num_prompt_tokens=len(prompt_ids),
             sampling=sampling or greedy(4),
             namespace=namespace,
+            pools=pools,
+            leader_id=leader_id,
         )
         self.scheduler.add(request)
         self.requests[request_id] = request
@@ -157,7 +167,9 @@ class Simulation:
         reason = self.reason(request_id)
         assert reason is not None, f"{request_id} never ended"
         output_ids = self.output_ids(request_id)
-        sampling = self.requests[request_id].sampling
+        request = self.requests[request_id]
+        sampling = request.sampling
+        self._check_asides(request, whole=reason is FinishReason.LENGTH)
         alone = generate_alone(self.prompts[request_id], sampling, vocab_size=VOCAB_SIZE)
         if reason in (FinishReason.ABORT, FinishReason.ERROR):
             assert output_ids == alone[: len(output_ids)]
@@ -165,9 +177,23 @@ class Simulation:
             num_tokens = self.finished_at[request_id]
             assert output_ids[:num_tokens] == alone[:num_tokens]
         else:
-            stopped = alone[-1] in sampling.stop_token_ids
+            stopped = bool(alone) and alone[-1] in sampling.stop_token_ids
             assert reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
             assert output_ids == alone
+
+    def _check_asides(self, request: Request, *, whole: bool) -> None:
+        """Scores and sums: each once and right, whatever happened on the way; none that nobody asked for."""
+        outputs, prompt_ids = self.outputs[request.request_id], self.prompts[request.request_id]
+        scores = [each for output in outputs for each in output.prompt_logprobs]
+        num_top = request.sampling.prompt_logprobs
+        if scores or (num_top is not None and self.output_ids(request.request_id)):
+            assert num_top is not None
+            assert list(outputs[0].prompt_logprobs) == scores == score_alone(prompt_ids, num_top)
+        pooled = b"".join(output.pooled for output in outputs)
+        assert pooled == (pool_alone(prompt_ids) if request.pools and whole else b"")
+        for output in outputs:
+            asked = request.sampling.num_logprobs is not None
+            assert [each.token_id for each in output.logprobs] == list(output.token_ids) * asked
 
     def _record(self, outputs: list[TokenOutput]) -> list[TokenOutput]:
         for output in outputs:
@@ -196,7 +222,18 @@ class Simulation:
         for item in plan.items:
             assert 0 < len(item.token_ids) <= self.max_prefill_tokens
             assert (item.sampling is not None) == (item.num_samples > 0)
+            self._check_necessary(item)
         self._check_writes(plan)
+
+    def _check_necessary(self, item: PlannedTokens) -> None:
+        """Only what was asked for is carried."""
+        request = self.requests[item.request_id]
+        sampling = request.sampling
+        assert (item.pooling is not None) == request.pools
+        assert item.scoring is None or sampling.prompt_logprobs is not None
+        assert item.scoring is None or item.first_position < request.num_prompt_tokens - 1
+        early = request.num_output_tokens < sampling.min_tokens
+        assert (item.history is not None) == (item.num_samples > 0 and (sampling.looks_back or early))
 
     def _check_writes(self, plan: StepPlan) -> None:
         """No block that a plan writes is named by anybody else's item, in this plan or one in flight."""

@@ -32,6 +32,10 @@ samplings = st.builds(
     temperature=st.sampled_from((0.0, 1.0)),
     seed=st.integers(0, 2),
     stop_token_ids=st.sampled_from(((), (0,), (1, 2))),
+    min_tokens=st.sampled_from((0, 0, 3)),
+    frequency_penalty=st.sampled_from((0.0, 0.0, 0.5)),
+    num_logprobs=st.sampled_from((None, None, 2)),
+    prompt_logprobs=st.sampled_from((None, None, 0, 2)),
 )
 
 
@@ -75,6 +79,18 @@ class RandomWorkload(RuleBasedStateMachine):
         prompt_ids = [*prefix, *tail] or [0]
         if len(prompt_ids) + sampling.max_tokens <= self.simulation.scheduler.max_request_tokens:
             self.simulation.add(prompt_ids, sampling, namespace=namespace)
+
+    @precondition(lambda self: self.simulation.requests)
+    @rule(data=st.data(), sampling=samplings)
+    def add_a_sibling(self, data: st.DataObject, *, sampling: SamplingParams) -> None:
+        leader_id = data.draw(st.sampled_from(sorted(self.simulation.requests)))
+        add_sibling(self.simulation, leader_id, sampling)
+
+    @rule(prefix=st.sampled_from(SHARED_PREFIXES), tail=token_lists)
+    def add_a_pooled_one(self, *, prefix: list[int], tail: list[int]) -> None:
+        prompt_ids = [*prefix, *tail] or [0]
+        if len(prompt_ids) <= self.simulation.scheduler.max_request_tokens:
+            self.simulation.add(prompt_ids, pools=True)
 
     @precondition(lambda self: len(self.simulation.in_flight) < 2)
     @rule()
@@ -171,7 +187,9 @@ def _random_simulation(choose: random.Random) -> Simulation:
 
 def _do_something(simulation: Simulation, choose: random.Random) -> None:
     dice = choose.random()
-    if dice < 0.3:
+    if dice < 0.1 and simulation.requests:
+        add_sibling(simulation, choose.choice(sorted(simulation.requests)), _random_sampling(choose))
+    elif dice < 0.3:
         _add_something(simulation, choose)
     elif dice < 0.6 and len(simulation.in_flight) < 2:
         simulation.schedule()
@@ -191,14 +209,33 @@ def _do_something(simulation: Simulation, choose: random.Random) -> None:
 
 def _add_something(simulation: Simulation, choose: random.Random) -> None:
     prompt_ids = _random_prompt(choose)
-    sampling = SamplingParams(
+    sampling = _random_sampling(choose)
+    if choose.random() < 0.1:
+        if len(prompt_ids) <= simulation.scheduler.max_request_tokens:
+            simulation.add(prompt_ids, namespace=choose.choice(NAMESPACES), pools=True)
+    elif len(prompt_ids) + sampling.max_tokens <= simulation.scheduler.max_request_tokens:
+        simulation.add(prompt_ids, sampling, namespace=choose.choice(NAMESPACES))
+
+
+def add_sibling(simulation: Simulation, leader_id: str, sampling: SamplingParams) -> None:
+    """Another request for the prompt of one that waits, runs or has ended, as far as that fits."""
+    leader = simulation.requests[leader_id]
+    prompt_ids = simulation.prompts[leader_id]
+    if len(prompt_ids) + sampling.max_tokens <= simulation.scheduler.max_request_tokens:
+        simulation.add(prompt_ids, sampling, namespace=leader.namespace, leader_id=leader_id)
+
+
+def _random_sampling(choose: random.Random) -> SamplingParams:
+    return SamplingParams(
         max_tokens=choose.randrange(1, 30),
         temperature=choose.choice((0.0, 1.0)),
         seed=choose.randrange(3),
         stop_token_ids=choose.choice(((), (), (0,))),
+        min_tokens=choose.choice((0, 0, 5)),
+        repetition_penalty=choose.choice((1.0, 1.0, 1.3)),
+        num_logprobs=choose.choice((None, None, 1)),
+        prompt_logprobs=choose.choice((None, None, None, 1)),
     )
-    if len(prompt_ids) + sampling.max_tokens <= simulation.scheduler.max_request_tokens:
-        simulation.add(prompt_ids, sampling, namespace=choose.choice(NAMESPACES))
 
 
 def _random_prompt(choose: random.Random) -> list[int]:
