@@ -25,7 +25,7 @@ READY_DEV := $(VENV)/.dev-$(KEY)
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check \
 	--constraint constraints-dev.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: serve test test-thorough check lint format model bench wheel-test coverage clean help
+.PHONY: serve test test-thorough soak check lint format model bench wheel-test coverage clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -39,6 +39,10 @@ test: $(READY_DEV) model
 
 test-thorough: $(READY_DEV) model
 	TIDEGATE_THOROUGH=1 $(BIN)/python -m pytest --timeout 3600 $(ARGS)
+
+# The longest runs: 10,000 clients that leave, memory and speed over thousands of requests. Prints figures.
+soak: $(READY_DEV) model
+	TIDEGATE_SOAK=1 $(BIN)/python -m pytest tests/soak -s --timeout 3600 $(ARGS)
 
 check: lint
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
