@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 
 from core.request import SamplingParams
-from core.scheduler.plan import PlannedTokens, StepPlan
+from core.scheduler.plan import PlannedTokens, PromptScoring, StepPlan, TokenHistory
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0, seed=0)
 
@@ -17,6 +17,9 @@ def planned(
     blocks: Sequence[int],
     num_samples: int = 1,
     sampling: SamplingParams = GREEDY,
+    history: TokenHistory | None = None,
+    scoring: PromptScoring | None = None,
+    pooling: bytes | None = None,
 ) -> PlannedTokens:
     return PlannedTokens(
         request_id=request_id,
@@ -25,6 +28,9 @@ def planned(
         block_table=array("i", blocks).tobytes(),
         num_samples=num_samples,
         sampling=sampling if num_samples else None,
+        history=history,
+        scoring=scoring,
+        pooling=pooling,
     )
 
 
