@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from core import ConfigError
 from gateway.app import build_app
+from gateway.backends.scripted import Script
 from gateway.middleware.api_key import PUBLIC
 from tests.gateway.serving import (
     CHAT,
@@ -179,6 +180,26 @@ async def test_a_client_cannot_name_its_tenant(keys: str) -> None:
         refused = await ask(server, chat_body(tenant="bob"), headers=bearer(KEY))
     assert [request.tenant for request in backend.requests] == ["alice"]
     assert (refused.status, refused.error["param"]) == (400, "tenant")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_with_keys_and_origins_too_a_client_that_leaves_ends_its_generation(
+    keys: str, stream: bool
+) -> None:
+    endless = Script(deltas=("word ",) * 1_000_000, every_s=0.002)
+    headers = bearer(KEY) + "Origin: https://app.example\r\n"
+    async with (
+        scripted(endless, api_key_file=keys, cors_origins=("https://app.example",)) as (
+            server,
+            backend,
+        ),
+        connected(server) as connection,
+        asyncio.timeout(10),
+    ):
+        connection.send(http_request(chat_body(stream=stream), headers=headers))
+        await backend.until_running(1)
+        connection.leave()
+        await backend.until_running(0)
 
 
 async def test_without_a_key_file_everybody_may_ask_and_any_key_is_ignored() -> None:

@@ -31,6 +31,18 @@ async def test_a_reader_slower_than_the_deadline_loses_its_connection_and_its_ge
         assert metric(server.app[METRICS].scrape(), 'tidegate_requests_total{outcome="slow_reader"}') == 1
 
 
+async def test_a_reader_that_stops_and_then_leaves_with_everything_full_ends_at_once() -> None:
+    async with scripted(FLOOD, send_timeout_s=3600) as (server, backend), asyncio.timeout(20):
+        sock = await slow_socket(server)
+        with sock:
+            await backend.until_running(1)
+            num_deltas = -1
+            while num_deltas != backend.num_deltas:  # until every buffer on the way is full
+                num_deltas = backend.num_deltas
+                await asyncio.sleep(0.05)
+        await backend.until_running(0)  # its end waits for no room in any of them
+
+
 async def test_what_waits_for_a_slow_reader_is_bounded() -> None:
     async with scripted(FLOOD, send_timeout_s=0.3, send_buffer_bytes=64 * 1024) as (server, backend):
         async with asyncio.timeout(20):
