@@ -9,6 +9,7 @@ import urllib.parse
 import urllib.request
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -93,7 +94,10 @@ def top(url: str, *, api_key: str | None, every_s: float, once: bool) -> None:
         scrapes.append(server.scrape())
         console.print(frame(Window(scrapes[0], scrapes[-1]), url=server.url, state=server.state()))
         return
-    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+    with (
+        suppress(KeyboardInterrupt),
+        Live(console=console, auto_refresh=False, screen=console.is_terminal) as live,
+    ):
         while True:
             shown = frame(Window(scrapes[0], scrapes[-1]), url=server.url, state=server.state())
             live.update(shown, refresh=True)

@@ -10,7 +10,7 @@ from tests.gateway.commands.running import tidegate
 
 
 def checks_of(*arguments: str, **environment: str) -> tuple[int, dict[str, dict[str, str]]]:
-    result = tidegate("doctor", "--json", *arguments, **environment)
+    result = tidegate("doctor", "--json", *arguments, stdin=b"", **environment)
     assert result.stderr == ""
     document = json.loads(result.stdout)
     assert document["healthy"] == (result.returncode == 0)
