@@ -12,6 +12,7 @@ from tokenization.errors import (
     UnsupportedTokenizer,
 )
 from tokenization.gguf_vocab import tokenizer_from_gguf
+from tokenization.huggingface import read_chat_template, tokenizer_from_folder
 from tokenization.prompt import RenderedPrompt
 from tokenization.stop_strings import StopMatcher
 from tokenization.tokenizer import Tokenizer
@@ -29,5 +30,7 @@ __all__ = [
     "Tokenizer",
     "UnsupportedTokenizer",
     "byte_tokenizer",
+    "read_chat_template",
+    "tokenizer_from_folder",
     "tokenizer_from_gguf",
 ]

@@ -5,6 +5,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
 
+from tokenization.space_prefix import PieceReader
 from tokenization.tokenizer import Tokenizer
 
 
@@ -15,8 +16,12 @@ class Detokenizer:
     Work per token does not grow with the number of tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, continues_text: bool = False) -> None:
+        """
+        Args:
+            continues_text: the tokens go on after a plain prompt, so a leading space is a real one.
+        """
+        self._reader = PieceReader(tokenizer, skip_special=True, continues_text=continues_text)
         self._held = b""
         self._num_chars = 0
         self._first_chars = array("L")  # per token: index of the character its first byte belongs to
@@ -39,9 +44,8 @@ class Detokenizer:
         """
         assert not self._finished, "push after finish"
         pieces: list[str] = []
-        special = self._tokenizer.special_token_ids
         for token_id in ids:
-            piece = b"" if token_id in special else self._tokenizer.token_bytes(token_id)
+            piece = self._reader.piece(token_id)
             self._first_chars.append(self._num_chars + self._held_before(piece))
             text, self._held = _whole_characters(self._held + piece)
             self._num_chars += len(text)

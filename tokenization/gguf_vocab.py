@@ -25,7 +25,7 @@ MAX_ADDED_TOKEN_CHARS = 128
 """Added tokens become nested groups of a regular expression; real ones have at most about 40."""
 
 # Names that end a turn where the metadata names only one of several. Control tokens only.
-_END_OF_TURN = frozenset(
+END_OF_TURN = frozenset(
     {
         "<|im_end|>",
         "<|endoftext|>",
@@ -196,7 +196,7 @@ def _end_of_turn_ids(keys: _Keys, *, tokens: Sequence[str], types: Sequence[int]
     by_name = {
         token: token_id
         for token_id, token in enumerate(tokens)
-        if types[token_id] == TokenType.CONTROL and token in _END_OF_TURN
+        if types[token_id] == TokenType.CONTROL and token in END_OF_TURN
     }
     if {"<|return|>", "<|call|>"} <= by_name.keys():
         by_name.pop("<|end|>", None)  # harmony: it ends one message of a turn that goes on

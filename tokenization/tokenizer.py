@@ -1,11 +1,13 @@
 """Text -> token ids and back: the contract, and the one assembly every tokeniser is made with."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Protocol
 
 from tokenization.added_tokens import AddedToken, AddedTokens
 from tokenization.errors import BadText
 from tokenization.prompt import RenderedPrompt
+from tokenization.space_prefix import PieceReader, SpacePrefix
 from tokenization.vocabulary import Vocabulary
 
 
@@ -36,6 +38,13 @@ class Tokenizer(Protocol):
     @property
     def added_tokens(self) -> tuple[AddedToken, ...]:
         """Literals that are one token; the special ones among them are the control tokens."""
+
+    @property
+    def added_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def space_prefix(self) -> SpacePrefix:
+        """Where encoding puts a space that decoding takes away again."""
 
     @property
     def fingerprint(self) -> str:
@@ -79,9 +88,17 @@ class SegmentedTokenizer:
         eos_token_ids: frozenset[int],
         adds_bos: bool,
         fingerprint: str,
+        encode_start: Callable[[Sequence[str]], Iterable[list[int]]] | None = None,
+        space_prefix: SpacePrefix = "none",
     ) -> None:
+        """
+        Args:
+            encode_start: encodes the segment that begins a text, where that differs from the others.
+        """
         assert not adds_bos or bos_token_id is not None
         self._encode_segments = encode_segments
+        self._encode_start = encode_start or encode_segments
+        self.space_prefix: SpacePrefix = space_prefix
         self._added = added_tokens
         self._vocabulary = vocabulary
         self._adds_bos = adds_bos
@@ -99,6 +116,10 @@ class SegmentedTokenizer:
     def added_tokens(self) -> tuple[AddedToken, ...]:
         return self._added.tokens
 
+    @cached_property
+    def added_token_ids(self) -> frozenset[int]:
+        return frozenset(token.token_id for token in self._added.tokens)
+
     def encode(self, text: str, *, parse_special: bool = False, add_bos: bool | None = None) -> list[int]:
         refuse_surrogates(text, "text")
         ids = self._encode_pieces(self._added.split(text, parse_special=parse_special))
@@ -112,16 +133,20 @@ class SegmentedTokenizer:
         return self._begin_with_bos(ids) if self._adds_bos else ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        hidden = self.special_token_ids if skip_special else frozenset()
-        raw = b"".join(self.token_bytes(token_id) for token_id in ids if token_id not in hidden)
+        reader = PieceReader(self, skip_special=skip_special)
+        raw = b"".join([reader.piece(token_id) for token_id in ids])
         return raw.decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._vocabulary.token_bytes(token_id)
 
     def _encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
-        encoded = iter(self._encode_segments([piece for piece in pieces if isinstance(piece, str)]))
+        first = pieces[0] if pieces else 0
         ids: list[int] = []
+        if isinstance(first, str):
+            ids.extend(next(iter(self._encode_start([first]))))
+            pieces = pieces[1:]
+        encoded = iter(self._encode_segments([piece for piece in pieces if isinstance(piece, str)]))
         for piece in pieces:
             if isinstance(piece, str):
                 ids.extend(next(encoded))

@@ -10,20 +10,30 @@ from hypothesis import strategies as st
 from tokenization import BadText, RenderedPrompt, TokenizationError, Tokenizer
 
 # SmolLM2's vocabulary lacks the bytes that begin these, as the original does; they are left out of text.
-_WRITABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x3FFFF, exclude_categories=("Cs", "Cc")))
+# Sentencepiece writes a space as "▁", so it cannot tell the two apart.
+_WRITABLE = st.text(
+    st.characters(
+        min_codepoint=0x20, max_codepoint=0x3FFFF, exclude_categories=("Cs", "Cc"), exclude_characters="▁"
+    )
+)
 _SPELLED = st.sampled_from(["<|im_end|>", "<|im_start|>", "<|endoftext|>", "<|im_", "end|>", "<|", "<", "|>"])
+
+
+def _readable(tokenizer: Tokenizer, text: str) -> str:
+    """Metaspace puts a space only where there is none: a text that begins with one loses it."""
+    return text.removeprefix(" ") if tokenizer.space_prefix == "first" else text
 
 
 @given(text=_WRITABLE)
 def test_decoding_what_was_encoded_gives_the_text_back(tokenizer: Tokenizer, text: str) -> None:
-    assert tokenizer.decode(tokenizer.encode(text, add_bos=False)) == text
+    assert tokenizer.decode(tokenizer.encode(text, add_bos=False)) == _readable(tokenizer, text)
 
 
 @given(texts=st.lists(st.one_of(_WRITABLE, _SPELLED), max_size=6))
 def test_plain_text_never_gives_a_control_token(tokenizer: Tokenizer, texts: list[str]) -> None:
     ids = tokenizer.encode("".join(texts), add_bos=False)
     assert not tokenizer.special_token_ids.intersection(ids)
-    assert tokenizer.decode(ids) == "".join(texts)
+    assert tokenizer.decode(ids) == _readable(tokenizer, "".join(texts))
 
 
 @given(texts=st.lists(st.one_of(_WRITABLE, _SPELLED), max_size=6))
@@ -34,7 +44,7 @@ def test_a_rendered_prompt_without_marks_is_encoded_as_text_with_control_tokens(
 
 def test_control_tokens_are_parsed_only_on_request(tokenizer: Tokenizer) -> None:
     (control,) = [t for t in tokenizer.added_tokens if t.text == "<|im_end|>"]
-    assert tokenizer.encode("<|im_end|>", parse_special=True) == [control.token_id]
+    assert tokenizer.encode("<|im_end|>", parse_special=True, add_bos=False) == [control.token_id]
     assert control.token_id not in tokenizer.encode("<|im_end|>")
 
 
@@ -50,7 +60,8 @@ def test_bos_is_added_once_and_only_when_wanted(tokenizer: Tokenizer) -> None:
     plain = tokenizer.encode("hi", add_bos=False)
     assert tokenizer.encode("hi", add_bos=True) == [bos, *plain]
     written = tokenizer.token_bytes(bos).decode() + "hi"
-    assert tokenizer.encode(written, parse_special=True, add_bos=True) == [bos, *plain]
+    again = tokenizer.encode(written, parse_special=True, add_bos=True)
+    assert (again[0], again.count(bos), tokenizer.decode(again)) == (bos, 1, "hi")
 
 
 def test_ids_agree_with_one_another(tokenizer: Tokenizer) -> None:

@@ -67,7 +67,7 @@ def test_greedy_tokens_of_the_default_model_equal_the_transformers_implementatio
     from tokenization import tokenizer_from_gguf
 
     tokenizer = tokenizer_from_gguf(read_checkpoint_metadata(str(default_model_path)))
-    model = _transformers_from_gguf(default_model_path)
+    model = transformers_from_gguf(default_model_path)
     worker = load_worker(
         EngineConfig(checkpoint=str(default_model_path), numerics="reference", num_blocks=64)
     )
@@ -92,7 +92,7 @@ def _greedy(worker, prompt_ids: list[int], count: int) -> list[int]:
     return output
 
 
-def _transformers_from_gguf(path: Path):
+def transformers_from_gguf(path: Path):
     checkpoint = open_gguf(str(path))
     m: dict[str, Any] = checkpoint.metadata
     tensors = {}
