@@ -164,7 +164,8 @@ class ScriptedBackend:
             pass
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        return await self._encoder.encode_text(text, param="prompt", add_bos=add_special_tokens)
+        add_bos = None if add_special_tokens else False
+        return await self._encoder.encode_text(text, param="prompt", add_bos=add_bos)
 
     async def tokenize_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool

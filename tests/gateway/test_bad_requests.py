@@ -47,13 +47,12 @@ def server() -> Iterator[Server]:
         yield running
 
 
-@settings(max_examples=100)
-@given(bodies=st.lists(malformed, min_size=BODIES_PER_EXAMPLE, max_size=BODIES_PER_EXAMPLE))
-def test_a_thousand_malformed_bodies_never_make_a_server_error(server: Server, bodies: list[bytes]) -> None:
+def post_all(server: Server, path: str, bodies: list[bytes]) -> None:
+    """Each gets an answer or a 4xx; then a plain chat is still right."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     try:
         for body in bodies:
-            connection.request("POST", CHAT, body)
+            connection.request("POST", path, body)
             response = connection.getresponse()
             answer = response.read()
             assert response.status in (200, 400, 404), (body, answer)
@@ -65,6 +64,80 @@ def test_a_thousand_malformed_bodies_never_make_a_server_error(server: Server, b
         )
     finally:
         connection.close()
+
+
+@settings(max_examples=100)
+@given(bodies=st.lists(malformed, min_size=BODIES_PER_EXAMPLE, max_size=BODIES_PER_EXAMPLE))
+def test_a_thousand_malformed_bodies_never_make_a_server_error(server: Server, bodies: list[bytes]) -> None:
+    post_all(server, CHAT, bodies)
+
+
+OTHER_ROUTES: dict[str, dict[str, object]] = {
+    "/v1/completions": {
+        "model": "scripted", "prompt": ["Hi", "Ho"], "n": 2, "max_tokens": 2, "logprobs": 1, "echo": True,
+        "logit_bias": {"5": 1}, "stop_token_ids": [1], "top_k": 5, "best_of": 2, "stream": True,
+    },
+    "/tokenize": {"model": "scripted", "prompt": "Hi", "add_special_tokens": True},
+    "/detokenize": {"model": "scripted", "tokens": [1, 2]},
+    "/apply-template": {
+        "model": "scripted", "messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": True
+    },
+    "/v1/embeddings": {"model": "scripted", "input": ["Hi"], "encoding_format": "float", "dimensions": 256},
+}  # fmt: skip
+
+HAND_MADE: list[object] = [
+    None, True, -1, 0, 1.5, 2**31, 2**63, 2**64, -(2**63), 1e308, "", "x", "\u0000", "\ud800", [], [[]],
+    [[[]]], {}, [None], [True], [-1], [2**31], [1e308], [""], ["x", 1], [1, "x"], [[1], "x"], [[-1]],
+    [[1.5]], [{}], {"x": 1}, {"": 1}, {"-1": 1}, {"999999": 100}, {"1e3": 1}, [[258] * 3], [999_999],
+    [[999_999]], ["x"] * 300, [1] * 3000, "x" * 100_000, [{"role": "user", "content": [[]]}],
+    [{"role": "user", "content": None}], [{"role": "x", "content": "x"}], "NaN", "base64", [b"".hex()],
+]  # fmt: skip
+
+
+def hand_made_bodies(path: str) -> list[bytes]:
+    """Every odd value in every field of the route, and every field left out."""
+    whole = OTHER_ROUTES[path]
+    bodies = [_encoded(whole | {field: value}) for field in whole for value in HAND_MADE]
+    bodies += [_encoded({k: v for k, v in whole.items() if k != field}) for field in whole]
+    raw = json.dumps(whole)
+    bodies += [raw[:end].encode() for end in range(0, len(raw), 3)]
+    bodies += [raw.replace("Hi", r"\ud83d").encode(), raw.replace("scripted", "x" * 300).encode()]
+    return [body for body in bodies if len(body) < 200_000]
+
+
+@pytest.mark.parametrize("path", OTHER_ROUTES)
+def test_odd_values_in_every_field_of_every_route_never_make_a_server_error(
+    server: Server, path: str
+) -> None:
+    post_all(server, path, hand_made_bodies(path))
+
+
+@pytest.mark.parametrize("path", OTHER_ROUTES)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_malformed_bodies_of_every_route_never_make_a_server_error(
+    server: Server, path: str, data: st.DataObject
+) -> None:
+    whole = OTHER_ROUTES[path]
+    raw = _encoded(whole)
+    bodies = (
+        st.binary(max_size=100)
+        | JSON.map(_encoded)
+        | st.builds(lambda f, v: _encoded(whole | {f: v}), st.sampled_from(sorted(whole)), JSON)
+        | st.builds(lambda f, v: _encoded(whole | {f: v}), st.text(max_size=9), JSON)
+        | st.builds(lambda end: raw[: int(end * len(raw))], st.floats(0, 1))
+        | st.builds(_changed, st.just(raw), st.floats(0, 1), st.binary(min_size=1, max_size=3))
+    )
+    post_all(server, path, data.draw(st.lists(bodies, min_size=20, max_size=25)))
+
+
+def test_every_route_that_takes_a_body_is_among_them(server: Server) -> None:
+    taking = {
+        resource.canonical
+        for resource in server.app.router.resources()
+        if any(route.method == "POST" for route in resource)
+    }
+    assert taking == {CHAT, *OTHER_ROUTES}
 
 
 async def test_a_body_over_the_limit_gets_413_declared_or_not() -> None:

@@ -1,6 +1,8 @@
 """Token ids to events: the text does not depend on how it came, and every answer ends exactly once."""
 
+import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from gateway.errors import InvalidRequest
 from gateway.events import EndReason, Event, Failed, Finished, Started, TextDelta
 from gateway.generation import PromptEncoder, sampling_params
 from gateway.request import GenerateRequest, Message
-from tokenization import ChatTemplate, NoChatTemplate, TemplateError, byte_tokenizer
+from tokenization import ChatTemplate, NoChatTemplate, TemplateError, Tokenizer, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 IM_START, IM_END = 257, 258
@@ -203,6 +205,41 @@ async def test_a_chat_is_rendered_and_its_control_tokens_are_the_templates_alone
 async def test_long_and_short_prompts_give_the_same_ids(size: int) -> None:
     [ids] = await encoder(max_context_tokens=10**6).encode(chat("x" * size))
     assert ids.count(ord("x")) == size
+
+
+class WatchedTokenizer:
+    """The byte tokenizer, remembering on which threads it worked."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(TOKENIZER, name)
+        if name not in ("encode", "encode_rendered", "decode"):
+            return value
+
+        def watched(*values: Any, **options: Any) -> Any:
+            self.threads.append(threading.current_thread())
+            return value(*values, **options)
+
+        return watched
+
+
+@pytest.mark.parametrize(("size", "on_the_loop"), [(100, True), (100_000, False)])
+async def test_long_texts_are_worked_on_away_from_the_loop(size: int, on_the_loop: bool) -> None:
+    watched = WatchedTokenizer()
+    it = PromptEncoder(
+        cast(Tokenizer, watched),
+        ChatTemplate("{{ messages[0].content }}", TOKENIZER),
+        max_context_tokens=10**6,
+        vocab_size=TOKENIZER.vocab_size,
+    )
+    ids = await it.encode_messages([Message(role="user", content="x" * size)])
+    assert len(ids) == size
+    assert len(await it.encode_text("x" * size, param="prompt", add_bos=False)) == size
+    assert await it.decode([120] * size) == "x" * size
+    here = threading.current_thread()
+    assert [thread is here for thread in watched.threads] == [on_the_loop] * 3
 
 
 async def test_a_hopeless_prompt_is_refused_by_its_bytes_alone() -> None:
