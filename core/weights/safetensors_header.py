@@ -97,9 +97,9 @@ class _Header:
             self._fail(f"data_offsets of tensor {name!r:.80} are {begin_end!r:.80}, not begin and end")
         if len(shape) > MOST_DIMENSIONS:
             self._fail(f"tensor {name!r:.80} has {len(shape)} dimensions; at most {MOST_DIMENSIONS} are read")
-        if dtype not in DTYPES:
+        if not isinstance(dtype, str) or dtype not in DTYPES:
             self._refuse_dtype(name, dtype)
-        our_type, element_bytes = DTYPES[str(dtype)]
+        our_type, element_bytes = DTYPES[dtype]
         begin, end = begin_end
         available = self._file.num_bytes - data_offset
         if end > available:

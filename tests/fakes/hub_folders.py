@@ -64,19 +64,6 @@ def change_config(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, Any], bytes]:
-    """Header and data, the simplest way."""
-    raw = path.read_bytes()
-    (length,) = struct.unpack_from("<Q", raw)
-    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
-
-
-def safetensors_bytes(header: Mapping[str, Any] | bytes, data: bytes, *, length: int | None = None) -> bytes:
-    """A file from a header, sound or lying, as JSON or as raw bytes."""
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + data
-
-
 def change_tensors(path: Path, changes: Mapping[str, torch.Tensor | None]) -> None:
     """Replace, add or (None) remove tensors of one file."""
     from safetensors.torch import load_file, save_file

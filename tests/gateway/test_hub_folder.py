@@ -48,7 +48,8 @@ def greedy_by_transformers(folder: Path, token_ids: list[int], count: int) -> li
             torch.tensor([token_ids]), max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=[],
             attention_mask=torch.ones(1, len(token_ids)),
         )  # fmt: skip
-    return output[0, len(token_ids) :].tolist()
+    ids: list[int] = output[0, len(token_ids) :].tolist()
+    return ids
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])

@@ -18,13 +18,12 @@ from core.execution.worker import ModelWorker, load_worker
 from tests.fakes.hub_folders import (
     change_config,
     change_tensors,
-    read_safetensors,
-    safetensors_bytes,
     tiny_model,
     write_folder,
     write_model_as_gguf,
 )
 from tests.fakes.plans import planned, step
+from tests.fakes.safetensors_files import read_safetensors, safetensors_bytes
 
 LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
