@@ -251,3 +251,71 @@ async def test_a_long_prompt_does_not_hold_the_loop() -> None:
             connection.leave()
         watching.cancel()
     assert max(delays) < 0.25, f"{max(delays):.3f} s"
+
+
+async def test_choices_share_their_prompt_and_are_each_what_one_alone_is() -> None:
+    question = "The same words for all of us. " * 6
+    num_prompt_tokens = len(prompt_ids(question))
+    async with served() as (server, opened):
+        many = (await ask(server, greedy(question, n=4, max_tokens=8))).json
+        computed = opened.engine.stats().scheduler.num_computed_tokens
+    expected = TOKENIZER.decode(alone(question, max_tokens=8))
+    assert [choice["message"]["content"] for choice in many["choices"]] == [expected] * 4
+    assert many["usage"]["prompt_tokens"] == num_prompt_tokens
+    # The prompt once, and for each sibling at most the block that is not full and the tokens it makes.
+    assert computed <= num_prompt_tokens + 3 * 4 + 4 * 8
+
+
+async def test_a_choice_that_fails_ends_all_and_gives_every_block_back() -> None:
+    async with served(",sample_error_on_step=4") as (server, opened):
+        response = await ask(server, greedy("Hello", n=3, max_tokens=100, stream=True))
+        events = sse_data(response.body)
+        assert [event["error"]["code"] for event in events if "error" in event] == ["generation_failed"]
+        assert "error" in events[-1]
+        await blocks_back(opened)
+        assert opened.engine.stats().scheduler.num_running == 0
+        assert (await ask(server, greedy("Hello", n=3, max_tokens=4))).status == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_ends_all_its_choices(stream: bool) -> None:
+    async with served(",step_s=0.005") as (server, opened):
+        async with connected(server) as connection, asyncio.timeout(20):
+            connection.send(http_request(greedy("Hello", n=3, max_tokens=900, stream=stream)))
+            await blocks_held(opened)
+            connection.leave()
+            await server.app[ADMISSION].idle()
+            await blocks_back(opened)
+        assert opened.engine.stats().scheduler.num_waiting == 0
+
+
+async def test_completions_are_named_in_their_own_words_when_they_are_too_long() -> None:
+    body = {"model": "scripted", "prompt": ["a", "x" * 2000], "max_tokens": 4}
+    async with served() as (server, opened):
+        for fields in ({}, {"prompt": "x" * 600, "max_tokens": 900}, {"prompt": [[97] * 1024]}):
+            response = await ask(server, json.dumps(body | fields).encode(), path="/v1/completions")
+            assert (response.status, response.error["code"]) == (400, "context_length_exceeded")
+            assert response.error["param"] == "prompt"
+        assert opened.num_held_blocks() == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logit_bias": {str(VOCAB_SIZE): 1}}, f"logit_bias.{VOCAB_SIZE}"),
+        ({"logit_bias": {"999999": -100}}, "logit_bias.999999"),
+        ({"stop_token_ids": [1, VOCAB_SIZE]}, "stop_token_ids[1]"),
+        ({"prompt": [1, VOCAB_SIZE]}, "prompt[1]"),
+        ({"prompt": [[1], [2, 2**31 - 1]]}, "prompt[1][1]"),
+        ({"prompt": ["a", ""]}, "prompt[1]"),
+    ],
+)
+async def test_what_the_vocabulary_does_not_have_is_refused_by_name(
+    fields: dict[str, Any], param: str
+) -> None:
+    body = {"model": "scripted", "prompt": "a", "max_tokens": 4}
+    async with served() as (server, opened):
+        response = await ask(server, json.dumps(body | fields).encode(), path="/v1/completions")
+        assert (response.status, response.error["param"]) == (400, param)
+        assert (await ask(server, json.dumps(body).encode(), path="/v1/completions")).status == 200
+        assert opened.engine.stats().num_requests == 1
