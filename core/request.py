@@ -85,6 +85,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    queue_s: float = 0.0
+    """Seconds from submission to the first step, as the caller's stream saw it."""
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     """One per token id where they were asked for."""

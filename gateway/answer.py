@@ -164,6 +164,7 @@ class Choice:
         self._only_prompt = max_tokens == 0
         self._num_cached_tokens = 0
         self._num_silent_tokens = 0
+        self._queue_s = 0.0
 
     @property
     def usage(self) -> Usage:
@@ -172,6 +173,7 @@ class Choice:
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
             num_output_tokens=self.text.num_tokens + self._num_silent_tokens,
+            queue_s=self._queue_s,
         )
 
     async def events(
@@ -185,6 +187,7 @@ class Choice:
         yield Started(num_prompt_tokens=self.num_prompt_tokens)
         async for output in outputs:
             self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+            self._queue_s = output.queue_s
             whole_prompt = output.token_ids or output.prompt_logprobs
             if self._echo is not None and whole_prompt:
                 yield await self._echoed(self._echo, output)
@@ -260,6 +263,7 @@ async def joined(
             num_prompt_tokens=sum(one.num_prompt_tokens for one in each[::n]),
             num_cached_tokens=sum(one.num_cached_tokens for one in each[::n]),
             num_output_tokens=sum(one.num_output_tokens for one in each),
+            queue_s=min(one.queue_s for one in each),
         )
 
     yield Started(num_prompt_tokens=usage().num_prompt_tokens)

@@ -29,6 +29,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    queue_s: float = 0.0
+    """Seconds until the first of them was computed: for the log alone."""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 from collections.abc import Sequence
+from time import monotonic
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -59,6 +60,8 @@ class TokenStream:
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._last: TokenOutput | None = None
         self._num_cached_tokens = 0
+        self._submitted_at = 0.0
+        self._queue_s: float | None = None
         self._entered = False
         self._ended = False
         self._arrived = asyncio.Event()
@@ -66,6 +69,7 @@ class TokenStream:
     async def __aenter__(self) -> Self:
         assert not self._entered, "a stream is entered once"
         self._owner.submit(self)
+        self._submitted_at = monotonic()
         self._entered = True
         self.token_ids = ()  # the engine keeps its own, smaller copy
         self.sibling_of = None
@@ -97,6 +101,11 @@ class TokenStream:
         self._owner.finish(self, num_tokens)
         self._end()
 
+    def began(self) -> None:
+        """A step has it; only the first one counts. For the engine only."""
+        if self._queue_s is None:
+            self._queue_s = monotonic() - self._submitted_at
+
     def push(self, output: TokenOutput) -> None:
         """Take what a step gave. For the engine only."""
         self._pending.extend(output.token_ids)
@@ -119,6 +128,7 @@ class TokenStream:
             token_ids=token_ids,
             finish_reason=None if last is None else last.finish_reason,
             num_cached_tokens=self._num_cached_tokens,
+            queue_s=self._queue_s or 0.0,
             error=None if last is None else last.error,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,

@@ -287,6 +287,8 @@ class Engine:
     async def _step(self, plan: StepPlan, *, schedule_s: float) -> None:
         """Have a plan computed, and deliver. A dead worker is left to the loop."""
         num_decode_tokens = self._count_decoding(plan)
+        for item in plan.items:
+            self._live[item.request_id].stream.began()
         began_at = self._step_began_at = monotonic()
         result: StepResult | None = None
         failure = ""

@@ -49,4 +49,5 @@ class RequestRecord:
         self.fields["outcome"] = outcome
         self.fields["num_cached_tokens"] = usage.num_cached_tokens
         self.fields["num_output_tokens"] = usage.num_output_tokens
+        self.fields["queue_s"] = round(usage.queue_s, 6)
         metrics.saw_usage(usage)
