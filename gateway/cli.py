@@ -13,6 +13,7 @@ from gateway import __version__
 from gateway.api_keys import read_key_file
 from gateway.commands import CommandFailed
 from gateway.config import Options, ServerConfig, build_config, gather_options
+from gateway.hub import default_model_id, resolve_model
 from gateway.model_store import DEFAULT_MODEL, ModelUnavailable, cache_folder, cached_model, pull
 
 app = typer.Typer(
@@ -38,7 +39,7 @@ def _option(what: str, metavar: str = "N") -> Any:
 def serve(
     *,
     model: Annotated[
-        Text, typer.Argument(help="Path of a .gguf file [default: SmolLM2-135M-Instruct]")
+        Text, typer.Argument(help="A .gguf file, a model folder or ORG/NAME [default: SmolLM2-135M-Instruct]")
     ] = None,
     config: Annotated[Text, _option("TOML file with options; also TIDEGATE_CONFIG", "FILE")] = None,
     host: Annotated[Text, _option("address to listen on [127.0.0.1]", "HOST")] = None,
@@ -93,7 +94,7 @@ def serve(
 
 
 Model: TypeAlias = Annotated[
-    Text, typer.Option("--model", "-m", metavar="FILE", help=".gguf file [the default model]")
+    Text, typer.Option("--model", "-m", metavar="PATH", help=".gguf file or folder [the default model]")
 ]
 ConfigFile: TypeAlias = Annotated[Text, _option("TOML file with options; also TIDEGATE_CONFIG", "FILE")]
 DeviceName: TypeAlias = Annotated[Text, _option("auto, cpu or cuda [auto]", "DEVICE")]
@@ -175,7 +176,9 @@ def doctor_command(
 
 @app.command("inspect")
 def inspect_command(
-    file: Annotated[str, typer.Argument(help="a .gguf file", show_default=False)], *, as_json: Json = False
+    file: Annotated[str, typer.Argument(help="a .gguf file, or a folder of safetensors", show_default=False)],
+    *,
+    as_json: Json = False,
 ) -> None:
     """Say what a model file holds, and how much context fits here. Loads nothing."""
     from gateway.commands.inspect_file import inspect_file
@@ -195,7 +198,7 @@ def top_command(
     once: Annotated[bool, typer.Option("--once", help="print one frame and exit")] = False,
     config: ConfigFile = None,
 ) -> None:
-    """Watch a running server: requests, blocks, throughput, latencies, memory."""
+    """Watch a running server: queues, blocks, speed, memory."""
     from gateway.commands.top import top
 
     if url is None:
@@ -239,7 +242,7 @@ def _checked(flags: dict[str, object]) -> tuple[ServerConfig, Options]:
     assert file is None or isinstance(file, str)
     options = gather_options(flags=flags, environment=os.environ, file=Path(file) if file else None)
     is_default = options.model in ("", DEFAULT_MODEL.model_id)
-    model_id = DEFAULT_MODEL.model_id if is_default else Path(options.model).stem.lower()
+    model_id = DEFAULT_MODEL.model_id if is_default else default_model_id(options.model)
     config = build_config(options, checkpoint="", default_model_id=model_id)
     if config.api_key_file:
         read_key_file(config.api_key_file)
@@ -251,7 +254,7 @@ def _with_model(config: ServerConfig) -> ServerConfig:
     is_default = config.model in ("", DEFAULT_MODEL.model_id)
     engine = msgspec.structs.replace(
         config.engine,
-        checkpoint=_pull_with_progress() if is_default else config.model,
+        checkpoint=_pull_with_progress() if is_default else resolve_model(config.model),
         cache_dir=config.engine.cache_dir or str(cache_folder() / "packed"),
     )
     return msgspec.structs.replace(config, engine=engine)

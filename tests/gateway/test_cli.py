@@ -9,23 +9,48 @@ import pytest
 
 from gateway.cli import serve
 from gateway.config import ENGINE_FIELDS, FIELD_OF_FLAG, SERVER_FIELDS
-
-
-def tidegate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "gateway", *arguments],
-        env={**clean, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+from tests.gateway.commands.running import tidegate
 
 
 def test_every_option_has_a_flag_and_every_flag_an_option():
     flags = set(inspect.signature(serve).parameters) - {"model", "config", "print_config"}
     assert {FIELD_OF_FLAG.get(flag, flag) for flag in flags} == SERVER_FIELDS | ENGINE_FIELDS
+
+
+COMMANDS = ("serve", "generate", "chat", "doctor", "inspect", "top", "pull")
+
+
+def test_the_help_lists_every_command_in_one_line_each():
+    result = tidegate("--help", COLUMNS="80")
+    assert result.returncode == 0
+    listed = [line.split() for line in result.stdout.partition("Commands:\n")[2].splitlines()]
+    assert [words[0] for words in listed] == list(COMMANDS)
+    assert all(words[-1].endswith(".") and not words[-1].endswith("...") for words in listed)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help_that_says_what_it_does_and_shows_defaults_once(command):
+    result = tidegate(command, "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"Usage: tidegate {command} ")
+    assert len(result.stdout.splitlines()[2].strip()) > 20
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_options(shell):
+    # Away from a terminal the shell is named instead of recognised.
+    script = tidegate("--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert (script.returncode, script.stderr) == (0, "")
+    assert f"_TIDEGATE_COMPLETE=complete_{shell}" in script.stdout
+    words = {"COMP_WORDS": "tidegate ins", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "tidegate ins"}
+    done = tidegate(
+        stdin=b"",
+        _TIDEGATE_COMPLETE=f"complete_{shell}",
+        _TYPER_COMPLETE_FISH_ACTION="get-args",
+        **words,
+    )
+    assert "inspect" in done.stdout
+    assert "serve" not in done.stdout
 
 
 def test_the_version_is_printed_without_loading_anything_heavy():

@@ -6,6 +6,7 @@ from core import CheckpointError, CheckpointSummary
 from core.execution.host_memory import HostMemory
 from core.models import supported_models
 from tests.fakes.gguf_writer import Typed, write_gguf
+from tests.fakes.hub_folders import change_config, tiny_model, write_folder
 from tests.fakes.tiny_llama import TinyShape, tiny_metadata, write_tiny_llama
 
 
@@ -28,6 +29,27 @@ def test_a_summary_adds_up_to_what_was_written(tmp_path):
     assert summary.num_tensors == 20
     assert summary.kv_bytes_per_token == 2 * 2 * 2 * 16 * 2  # K and V, layers, heads, width, bytes
     assert (summary.tokenizer.vocab_size, summary.tokenizer.has_chat_template) == (320, False)
+
+
+def test_a_folder_of_the_hub_is_summed_up_the_same_way(tmp_path):
+    folder = write_folder(tmp_path / "tiny", tiny_model("qwen3"), shard_size="100KB")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    summary = CheckpointSummary.read(str(folder))
+    assert (summary.architecture, summary.is_supported) == ("qwen3", True)
+    assert (summary.num_layers, summary.width, summary.num_heads, summary.num_kv_heads) == (2, 64, 4, 2)
+    assert (summary.head_dim, summary.context_tokens) == (16, 1024)
+    assert list(summary.types) == ["F32"]
+    assert summary.num_weight_bytes == 4 * summary.num_parameters
+    assert summary.num_weight_bytes < summary.file_bytes < summary.num_weight_bytes + 100_000
+    assert summary.kv_bytes_per_token == 2 * 2 * 2 * 16 * 2
+    assert (summary.tokenizer.kind, summary.tokenizer.vocab_size) == ("tokenizer.json", 320)
+    assert summary.tokenizer.has_chat_template
+    (folder / "tokenizer_config.json").unlink()
+    assert not CheckpointSummary.read(str(folder)).tokenizer.has_chat_template
+    change_config(folder, num_hidden_layers="many")
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 'many'"):
+        CheckpointSummary.read(str(folder))
 
 
 def test_what_a_file_does_not_say_is_none(tmp_path):
