@@ -94,7 +94,8 @@ def serve(
 
 
 Model: TypeAlias = Annotated[
-    Text, typer.Option("--model", "-m", metavar="PATH", help=".gguf file or folder [the default model]")
+    Text,
+    typer.Option("--model", "-m", metavar="PATH", help=".gguf file, folder or ORG/NAME [the default model]"),
 ]
 ConfigFile: TypeAlias = Annotated[Text, _option("TOML file with options; also TIDEGATE_CONFIG", "FILE")]
 DeviceName: TypeAlias = Annotated[Text, _option("auto, cpu or cuda [auto]", "DEVICE")]
@@ -183,7 +184,7 @@ def inspect_command(
     """Say what a model file holds, and how much context fits here. Loads nothing."""
     from gateway.commands.inspect_file import inspect_file
 
-    inspect_file(file, as_json=as_json)
+    inspect_file(resolve_model(file) if Path(file).exists() else file, as_json=as_json)
 
 
 @app.command("top")

