@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import os
 import time
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -16,11 +17,12 @@ from core.execution.loading import LoadedModel, ModelLoader
 from core.execution.memory import default_pool_bytes, process_memory
 from core.execution.probe import attention_row_rule, check_elementwise, check_row_reductions
 from core.execution.runner import Runner
+from core.execution.threads import ThreadGovernor, thread_counts
 from core.execution.worker_info import WorkerInfo, WorkerMemory
 from core.models import Model, ModelConfig, ModelSpec, find_model
 from core.quantization import dequantise
 from core.quantization.ggml import FLOAT_DTYPES
-from core.scheduler.plan import StepPlan, StepResult
+from core.scheduler.plan import PlannedTokens, StepPlan, StepResult
 from core.weights import Checkpoint, open_checkpoint
 from core.weights.packed_file import readonly_tensor
 
@@ -32,11 +34,16 @@ MOST_CONFIG_NUMBERS = 4096
 class ModelWorker:
     """Computes plans with real tensors. Called from one thread only."""
 
-    def __init__(self, info: WorkerInfo, runner: Runner) -> None:
-        self.info, self.runner = info, runner
+    def __init__(self, info: WorkerInfo, runner: Runner, governor: ThreadGovernor) -> None:
+        self.info, self.runner, self._governor = info, runner, governor
 
     def execute(self, plan: StepPlan) -> StepResult:
-        return self.runner.execute(plan)
+        num_threads = self._governor.choose(plan.num_tokens)
+        if num_threads != torch.get_num_threads():
+            torch.set_num_threads(num_threads)
+        result = self.runner.execute(plan)
+        self._governor.saw(plan.num_tokens, result.build_s + result.forward_s + result.sample_s)
+        return result
 
     def memory(self) -> WorkerMemory:
         return process_memory()
@@ -66,6 +73,7 @@ def load_worker(config: EngineConfig) -> ModelWorker:
         row_rule=_row_rule(config, model_config, device),
     )
     runner = Runner(cast(Model, loaded.module), storage, attention, device=device)
+    counts = _thread_counts(config, runner, device, longest=model_config.max_position)
     info = WorkerInfo(
         num_blocks=storage.num_blocks,
         block_size=storage.block_size,
@@ -75,7 +83,7 @@ def load_worker(config: EngineConfig) -> ModelWorker:
         numerics=config.numerics,
         architecture=model.architecture,
         kernels=loaded.kernels,
-        num_threads=torch.get_num_threads(),
+        num_threads=counts[-1],
         model_file_bytes=model.file_bytes,
         packed_weight_bytes=loaded.packed_bytes,
         kv_bytes=storage.num_bytes,
@@ -84,7 +92,36 @@ def load_worker(config: EngineConfig) -> ModelWorker:
         namespace=hashlib.sha256(f"{model.identity}/{config.numerics}/{storage.dtype}".encode()).digest(),
     )
     return_free_memory()  # last: the probes and the checkpoint's metadata are gone by now
-    return ModelWorker(info, runner)
+    return ModelWorker(info, runner, ThreadGovernor(counts))
+
+
+def _thread_counts(
+    config: EngineConfig, runner: Runner, device: torch.device, *, longest: int
+) -> tuple[int, ...]:
+    """Numbers of threads to choose from: one where the user named it, or where bits depend on it."""
+    most = torch.get_num_threads()
+    if config.num_threads or os.environ.get("OMP_NUM_THREADS") or device.type != "cpu":
+        return (most,)
+    counts = thread_counts(most)
+    if config.numerics == "stable" and not _threads_agree(runner, counts, num_tokens=min(17, longest)):
+        return (most,)
+    return counts
+
+
+def _threads_agree(runner: Runner, counts: tuple[int, ...], *, num_tokens: int) -> bool:
+    """Whether a small prompt's logits are the same bits on each number of threads."""
+    item = PlannedTokens(
+        request_id="probe",
+        token_ids=(0,) * num_tokens,
+        first_position=0,
+        block_table=bytes(4 * num_tokens),
+        num_samples=1,
+    )
+    results = []
+    for count in counts:
+        torch.set_num_threads(count)
+        results.append(runner.logits(StepPlan(step_id=1, items=(item,))))
+    return all(torch.equal(results[0], other) for other in results[1:])
 
 
 class _OpenedModel(NamedTuple):
