@@ -203,7 +203,7 @@ async def test_choices_end_one_by_one_and_the_last_ends_the_answer() -> None:
 async def test_a_choice_that_fails_ends_the_others() -> None:
     choices = [choice_of(index) for index in range(2)]
     failed = Failed(code="generation_failed", message="it broke", usage=choices[1].usage)
-    mixture = [TextDelta("x", 0), failed, TextDelta("y", 0)]
+    mixture: list[Event] = [TextDelta("x", 0), failed, TextDelta("y", 0)]
     events = [event async for event in joined(played(mixture), choices, n=2)]
     assert [type(event) for event in events] == [Started, TextDelta, Failed]
     last = events[-1]

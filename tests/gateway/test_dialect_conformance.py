@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import gateway.dialects
 from gateway.dialects import Dialect, find_dialects
 from gateway.errors import ErrorReport, InvalidRequest
-from gateway.events import EndReason, Event, Finished, Started, TextDelta, Usage
+from gateway.events import ChoiceEnded, EndReason, Event, Finished, Started, TextDelta, Usage
 
 DIALECTS = find_dialects()
 over_dialects = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda d: d.path)
@@ -141,6 +141,33 @@ def test_streamed_and_whole_answers_hold_the_same_text(dialect: Dialect, texts: 
         )
     [body] = write(dialect, events, stream=False)
     assert json.dumps("".join(texts), ensure_ascii=False) in json.dumps(json.loads(body), ensure_ascii=False)
+
+
+@over_dialects
+@pytest.mark.parametrize("stream", [True, False])
+def test_choices_are_told_apart_wherever_they_can_be_asked_for(dialect: Dialect, stream: bool) -> None:
+    asked = json.dumps(example(dialect, n=2, stream=stream)).encode()
+    try:
+        request = dialect.parse(asked, max_depth=64)
+    except InvalidRequest as error:
+        assert error.param == "n"  # an API without choices says so
+        return
+    assert request.num_choices == 2
+
+    def written(first: int, second: int) -> bytes:
+        writer = dialect.writer(request, request_id="f00", created=1, model="m", fingerprint="fp")
+        events = [
+            Started(num_prompt_tokens=1),
+            TextDelta("one", first),
+            TextDelta("two", second),
+            ChoiceEnded(index=first, reason=EndReason.STOP),
+            Finished(reason=EndReason.LENGTH, usage=USAGE, index=second),
+        ]
+        return b"".join(map(writer.chunk, events)) if stream else writer.whole(events)
+
+    assert written(0, 1) != written(1, 0)
+    for text in (b"one", b"two"):
+        assert text in written(0, 1)
 
 
 @over_dialects
