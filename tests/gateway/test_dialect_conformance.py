@@ -156,7 +156,7 @@ def test_choices_are_told_apart_wherever_they_can_be_asked_for(dialect: Dialect,
 
     def written(first: int, second: int) -> bytes:
         writer = dialect.writer(request, request_id="f00", created=1, model="m", fingerprint="fp")
-        events = [
+        events: list[Event] = [
             Started(num_prompt_tokens=1),
             TextDelta("one", first),
             TextDelta("two", second),
