@@ -7,6 +7,7 @@ Source: the GGUF specification, section "Tokenizer"; token types as in llama.cpp
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from types import MappingProxyType
@@ -15,7 +16,9 @@ from typing import TypeVar
 from tokenization.added_tokens import AddedToken, AddedTokens
 from tokenization.bpe import ByteLevelBPE
 from tokenization.errors import BadVocabulary, UnsupportedTokenizer
+from tokenization.json_tokenizer import SPACE
 from tokenization.pre_tokenizers import PRE_TOKENIZATIONS, PreTokenization
+from tokenization.sentencepiece_bpe import SentencePieceBPE, byte_token
 from tokenization.tokenizer import SegmentedTokenizer, Tokenizer
 from tokenization.vocabulary import Vocabulary, byte_level_bytes
 
@@ -79,8 +82,8 @@ class _Keys:
             raise self.bad(name, problem)
         return value
 
-    def flag(self, name: str) -> bool:
-        value = self._metadata.get(_PREFIX + name, False)
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        value = self._metadata.get(_PREFIX + name, default)
         if not isinstance(value, bool):
             raise self.bad(name, f"is {type(value).__name__}, not a boolean")
         return value
@@ -90,6 +93,14 @@ class _Keys:
 
     def integers(self, name: str) -> list[int] | None:
         return self._list(name, int) if _PREFIX + name in self._metadata else None
+
+    def scores(self, *, num_tokens: int) -> list[float]:
+        values = self._metadata.get(_PREFIX + "scores")
+        if not isinstance(values, list) or len(values) != num_tokens:
+            raise self.bad("scores", f"is no list of {num_tokens} numbers")
+        if not all(isinstance(value, float) and math.isfinite(value) for value in values):
+            raise self.bad("scores", "holds something that is no finite number")
+        return values
 
     def token_id(self, name: str, *, vocab_size: int) -> int | None:
         value = self._metadata.get(_PREFIX + name)
@@ -155,8 +166,55 @@ def _byte_level_bpe(keys: _Keys) -> Tokenizer:
     )
 
 
-# SentencePiece ("llama") and others each add a builder here.
-_BUILDERS: Mapping[str, Callable[[_Keys], Tokenizer]] = MappingProxyType({"gpt2": _byte_level_bpe})
+def _sentencepiece_bpe(keys: _Keys) -> Tokenizer:
+    if keys.flag("add_eos_token"):
+        raise UnsupportedTokenizer(_PREFIX + "add_eos_token", True, supported=("False",))
+    tokens = _tokens(keys)
+    types = _token_types(keys, num_tokens=len(tokens))
+    scores = keys.scores(num_tokens=len(tokens))
+    bos, eos, unknown = (
+        keys.token_id(f"{name}_token_id", vocab_size=len(tokens)) for name in ("bos", "eos", "unknown")
+    )
+    eos_ids = _end_of_turn_ids(keys, tokens=tokens, types=types)
+    adds_bos = keys.flag("add_bos_token", default=bos is not None)
+    if adds_bos and bos is None:
+        raise keys.bad("add_bos_token", "is true but there is no bos_token_id")
+    add_space = keys.flag("add_space_prefix", default=True)
+    added = _added_tokens(keys, tokens=tokens, types=types, always_special={bos, *eos_ids})
+    literal = {token.token_id: tokens[token.token_id].encode() for token in added}
+    byte_ids = {i for i, token_type in enumerate(types) if token_type == TokenType.BYTE}
+    for token_id in byte_ids:
+        if (byte := byte_token(tokens[token_id])) is None:
+            raise keys.bad("tokens", f"byte token {token_id} is {tokens[token_id]!r:.40}, not like <0x0A>")
+        literal[token_id] = byte
+    bpe = SentencePieceBPE(
+        tokens, scores,
+        mergeable={i for i, kind in enumerate(types) if kind == TokenType.NORMAL} - literal.keys(),
+        unknown=unknown, add_space=add_space,
+    )  # fmt: skip
+    return SegmentedTokenizer(
+        bpe.encode_segments,
+        space_prefix="each" if add_space else "none",
+        added_tokens=AddedTokens(added),
+        vocabulary=Vocabulary(
+            len(tokens),
+            bytes_of=lambda i: literal[i] if i in literal else tokens[i].replace(SPACE, " ").encode(),
+        ),
+        bos_token_id=bos,
+        eos_token_id=eos,
+        eos_token_ids=eos_ids,
+        adds_bos=adds_bos,
+        fingerprint=hashlib.sha256(
+            json.dumps(
+                ["llama", tokens, types, scores, bos, eos, sorted(eos_ids), unknown, adds_bos, add_space]
+            ).encode()
+        ).hexdigest(),
+    )
+
+
+_BUILDERS: Mapping[str, Callable[[_Keys], Tokenizer]] = MappingProxyType(
+    {"gpt2": _byte_level_bpe, "llama": _sentencepiece_bpe}
+)
 
 
 def _tokens(keys: _Keys) -> list[str]:
