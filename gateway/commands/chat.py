@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from gateway.backends import Backend
 from gateway.commands import CommandFailed
-from gateway.commands.local_model import Answer, loaded, run_loop, stream_answer, write
+from gateway.commands.local_model import Answer, checked_text, loaded, run_loop, stream_answer, write
 from gateway.commands.sampling_flags import Sampling
 from gateway.config import ServerConfig
 from gateway.request import GenerateRequest, Message
@@ -28,8 +28,13 @@ HELP = "/reset forgets the conversation, /system TEXT sets the system message, /
 
 
 def chat(config: ServerConfig, *, system: str | None, sampling: Sampling) -> None:
-    """Talk until `/quit`, the end of input or Ctrl-C at the prompt."""
-    run_loop(_converse(config, system=system, sampling=sampling))
+    """Talk until `/quit`, the end of input or Ctrl-C at the prompt.
+
+    Raises:
+        CommandFailed, EngineError: input is no text, or the model cannot be used.
+    """
+    checked = None if system is None else checked_text(system, what="--system")
+    run_loop(_converse(config, system=checked, sampling=sampling))
 
 
 async def _converse(config: ServerConfig, *, system: str | None, sampling: Sampling) -> None:
@@ -136,13 +141,13 @@ def _read_line() -> str | None:
     """
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if sys.stdin.isatty():
-            return input("> ")
-        return sys.stdin.readline() or None
+        line = input("> ") + "\n" if sys.stdin.isatty() else sys.stdin.readline()
+        line.encode()  # some locales let stray bytes through, as lone surrogates
     except (EOFError, KeyboardInterrupt):
         typer.echo(err=True)
         return None
-    except UnicodeDecodeError:
+    except UnicodeError:
         raise CommandFailed("stdin is not UTF-8") from None
     finally:
         signal.signal(signal.SIGINT, previous)
+    return line or None

@@ -52,3 +52,11 @@ def test_a_message_that_cannot_fit_is_refused_and_the_chat_goes_on(with_model):
     assert "Traceback" not in result.stderr
     assert "context" in result.stderr
     assert result.stderr.count("; output 3 tokens") == 1
+
+
+@pytest.mark.parametrize("utf8_mode", ["0", "1"])
+def test_input_that_is_no_text_ends_the_chat_in_one_line(with_model, utf8_mode):
+    result = tidegate("chat", stdin=b"caf\xe9\n", PYTHONUTF8=utf8_mode, **with_model)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1] == "tidegate: stdin is not UTF-8"
+    assert "Traceback" not in result.stderr
