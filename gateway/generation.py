@@ -16,6 +16,9 @@ from tokenization import ChatTemplate, NoChatTemplate, RenderedPrompt, Tokenizer
 INLINE_BYTES = 8 * 1024
 """Text up to this size is encoded on the loop: a thread costs more than the millisecond it takes."""
 
+MAX_LOGPROBS = 1 << 21
+"""Log-probabilities in one answer, those of other tokens than the chosen ones included."""
+
 
 class PromptEncoder:
     """Renders and encodes prompts of one model. Immutable; its slow work runs on any thread."""
@@ -156,11 +159,12 @@ def sampling_params(
         sibling: which of its prompt's `n` choices this is; each has a seed of its own.
 
     Raises:
-        InvalidRequest: all choices together might become too long.
+        InvalidRequest: all choices together might become too long, or tell of too much.
     """
     rest = max(1, max_context_tokens - num_prompt_tokens)
     max_tokens = rest if request.max_tokens is None else max(1, request.max_tokens)
     check_num_choices(n=request.n, num_prompts=max(1, len(request.prompts)), max_tokens=max_tokens)
+    _check_num_logprobs(request, num_tokens=max_tokens + (num_prompt_tokens if request.echo else 0))
     ends = set(request.stop_token_ids) if request.ignore_eos else {*stop_token_ids, *request.stop_token_ids}
     return SamplingParams(
         max_tokens=max_tokens,
@@ -179,3 +183,16 @@ def sampling_params(
         num_logprobs=request.num_logprobs,
         prompt_logprobs=request.num_logprobs if request.echo else None,
     )
+
+
+def _check_num_logprobs(request: GenerateRequest, *, num_tokens: int) -> None:
+    """Bound what one answer has to hold by the product of sizes: each alone may be modest."""
+    if request.num_logprobs is None:
+        return
+    num_logprobs = request.num_choices * num_tokens * (1 + request.num_logprobs)
+    if num_logprobs > MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"choices x tokens x log-probabilities is {request.num_choices} x {num_tokens} x "
+            f"{1 + request.num_logprobs}; at most {MAX_LOGPROBS}. Give a smaller max_tokens",
+            param="logprobs",
+        )

@@ -132,6 +132,29 @@ def test_choices_times_the_rest_of_the_context_is_bounded_too() -> None:
     assert caught.value.param == "n"
 
 
+@pytest.mark.parametrize(("echo", "num_prompt_tokens", "fits"), [(False, 9000, True), (True, 9000, False)])
+def test_log_probabilities_are_bounded_by_the_product_of_sizes(
+    echo: bool, num_prompt_tokens: int, fits: bool
+) -> None:
+    request = parse(openai_completions.DIALECT, n=16, max_tokens=1000, logprobs=20, echo=echo)
+
+    def ask() -> SamplingParams:
+        return sampling_params(
+            request,
+            num_prompt_tokens=num_prompt_tokens,
+            max_context_tokens=20_000,
+            stop_token_ids=(),
+            vocab_size=9,
+        )
+
+    if fits:
+        assert ask().num_logprobs == 20
+    else:
+        with pytest.raises(InvalidRequest, match="16 x 10000 x 21") as caught:
+            ask()
+        assert caught.value.param == "logprobs"
+
+
 @over_dialects
 @given(field=st.sampled_from(["n", "min_tokens", "top_k", "seed", "max_tokens"]), value=st.integers())
 def test_any_integer_is_in_bounds_or_refused_by_name(dialect: Dialect, field: str, value: int) -> None:
