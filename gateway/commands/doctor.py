@@ -128,7 +128,7 @@ def _cores(config: ServerConfig) -> Check:
     elif named := os.environ.get("OMP_NUM_THREADS"):
         why = f"{named} compute threads: OMP_NUM_THREADS says so"
     else:
-        why = "as many compute threads as torch finds cores"
+        why = "one compute thread per core, or fewer where steps are faster so"
     return Check(name="cores", status=Status.OK, found=f"{usable} usable of {os.cpu_count()}", why=why)
 
 
