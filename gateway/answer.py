@@ -49,9 +49,15 @@ class AnswerText:
     Invariant: the pieces joined, and their tokens, do not depend on how the ids were cut into pushes.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), continues_text: bool = False
+    ) -> None:
+        """
+        Args:
+            continues_text: the answer goes on after a plain prompt, so its leading space is a real one.
+        """
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, continues_text=continues_text)
         self._matcher = StopMatcher(stop)
         self._num_shown_chars = 0
         self._waiting: list[tuple[int, Chances]] = []

@@ -123,7 +123,7 @@ class LocalBackend:
             text = prompt if isinstance(prompt, str) else None
             echo = EchoedPrompt(self._tokenizer, prompts[which], text=text)
         return Choice(
-            AnswerText(self._tokenizer, stop=request.stop),
+            AnswerText(self._tokenizer, stop=request.stop, continues_text=bool(request.prompts)),
             num_prompt_tokens=len(prompts[which]),
             stop_token_ids=frozenset(sampling.stop_token_ids),
             index=index,

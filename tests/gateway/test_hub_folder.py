@@ -95,6 +95,20 @@ async def test_a_sentencepiece_style_folder_is_served(tmp_path: Path) -> None:
         assert answer["choices"][0]["message"]["content"] == text
 
 
+async def test_a_plain_prompt_is_continued_with_its_spaces(tmp_path: Path) -> None:
+    document = spm_json("each")
+    folder = tiny_folder(tmp_path, document=document, bos_token="<s>", eos_token="</s>")
+    theirs = RustTokenizer.from_str(json.dumps(document))
+    body = {"model": "scripted", "prompt": "hello", "max_tokens": 1, "temperature": 0}
+    spaced = theirs.token_to_id("▁world")
+    body["logit_bias"] = {str(spaced): 100}  # whatever else the model would say
+    async with served(folder, numerics="reference") as server:
+        answer = (await ask(server, json.dumps(body).encode(), path="/v1/completions")).json
+        assert answer["choices"][0]["text"] == " world"
+        chat = (await ask(server, chat_body(max_tokens=1, temperature=0, logit_bias=body["logit_bias"]))).json
+        assert chat["choices"][0]["message"]["content"] == "world"
+
+
 def default_model_folder(gguf: Path, folder: Path) -> Path:
     """The default model as the hub would have it, its weights widened from Q4_1."""
     transformers_from_gguf(gguf).half().save_pretrained(folder)

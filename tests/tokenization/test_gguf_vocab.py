@@ -200,7 +200,6 @@ def test_equal_metadata_has_an_equal_fingerprint_and_any_change_another() -> Non
     ("key", "value", "named"),
     [
         ("model", "bert", "gpt2, llama"),
-        ("model", "bert", "gpt2"),
         ("pre", "no-such", "smollm"),
         ("add_space_prefix", True, "False"),
     ],
