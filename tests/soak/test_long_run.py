@@ -1,12 +1,13 @@
 """Requests that nobody has sent before, by the thousand: nothing grows, nothing slows down."""
 
+import asyncio
 import statistics
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.gateway.serving import Server, ask, chat_body, get
+from tests.gateway.serving import Server, ask, chat_body, connected, get, http_request
 from tests.gateway.test_local_backend import greedy, served
 from tests.soak.clients import crowd
 from tests.soak.footprint import SOAKING, report, settled
@@ -90,19 +91,21 @@ async def test_after_a_long_prompt_the_model_is_as_fast_as_before(default_model_
 
         async def short_s() -> float:
             times = []
-            for number in range(9):
+            for number in range(5):
                 began_at = time.monotonic()
-                body = greedy(f"Count to {number}", max_tokens=24)
+                body = greedy(f"Count to {number}", max_tokens=12)
                 assert (await ask(server, body)).status == 200
                 times.append(time.monotonic() - began_at)
             return min(times)
 
         await short_s()
         before_s = await short_s()
-        assert (await ask(server, greedy("word " * 1200, max_tokens=4))).status == 200
+        async with connected(server) as connection, asyncio.timeout(240):
+            connection.send(http_request(greedy("word " * 1000, max_tokens=4)))
+            assert (await connection.response()).status == 200
         after_s = await short_s()
     report("A short chat", before_a_long_prompt=f"{before_s:.3f} s", after=f"{after_s:.3f} s")
-    assert after_s < 1.5 * before_s  # the best of nine each; others use this machine too
+    assert after_s < 1.5 * before_s  # the best of five each; others use this machine too
 
 
 @soak_only
