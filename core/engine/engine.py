@@ -220,7 +220,12 @@ class Engine:
         self._end_all("the engine shut down before this request had ended")
 
     async def memory(self) -> WorkerMemory:
-        """The worker's memory, read between two steps; zeros while there is no worker."""
+        """The worker's memory, read between two steps; zeros while there is no worker, or one is loading.
+
+        A loading worker answers nobody: to ask it would be to wait with a step's deadline for a load.
+        """
+        if self._trouble is not None or self._executor.failure is not None:
+            return WorkerMemory()
         self._asked_at = monotonic()
         try:
             return await self._executor.memory()

@@ -221,3 +221,20 @@ async def test_a_broken_promise_in_the_loop_ends_every_stream_and_the_scope() ->
         await read_to_the_end()
     assert raised.group_contains(AssertionError)
     assert_failed(outputs, "the engine has ended")
+
+
+@on_each_executor
+async def test_asking_for_memory_while_a_worker_is_loaded_anew_does_not_cost_the_restart(
+    kind: ExecutorKind,
+) -> None:
+    """A load may take far longer than a step may; who asks meanwhile is told nothing, and harms nothing."""
+    options = config("fake:hang_on_step=2,hang_s=0.5,load_s=1", executor=kind, step_deadline_s=0.2)
+    async with opened(options) as engine, asyncio.TaskGroup() as tasks:
+        reader = tasks.create_task(collect(engine, (1, 2, 3), greedy(9)))
+        await wait_for(lambda: not engine.health().alive)
+        while not engine.health().alive:
+            assert await engine.memory() == WorkerMemory()
+            await asyncio.sleep(0.02)
+        assert_failed(await reader, "took longer than 0.2 s")
+        assert engine.health().num_restarts == 1
+        assert await engine.memory() != WorkerMemory()
