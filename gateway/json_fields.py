@@ -41,7 +41,7 @@ def decoded(decoder: "msgspec.json.Decoder[_T]", raw: bytes | Raw, *, at: str) -
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        found = _AT.fullmatch(str(error))
+        found = _AT.fullmatch(_shortened(str(error)))
         assert found is not None, "the pattern matches any text"
         what, path = found["what"], found["path"] or ""
         if named := _NAMED.fullmatch(what):
@@ -96,6 +96,11 @@ def unsupported(param: str) -> InvalidRequest:
     return InvalidRequest(
         f"{param} is known but not supported here yet", param=param, code="unsupported_parameter"
     )
+
+
+def _shortened(message: str) -> str:
+    """Without the middle of a name of megabytes: nobody reads it, and it would cost and be sent back."""
+    return message if len(message) <= 1024 else f"{message[:512]}...{message[-512:]}"
 
 
 def shown(name: str) -> str:

@@ -17,10 +17,12 @@ MAX_CONTAINERS = 100_000
 MAX_COMMAS = 200_000
 """Commas outside strings: a bound on all values together, numbers among them."""
 
-# Possessive, so that a string of a million escapes keeps no way back.
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+# Possessive, so that a string of a million escapes keeps no way back; and one without an end reaches to
+# the end of the body, so that no byte is looked at from two starting places.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _HIGH_OR_LOW_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _MAX_SEARCHED_BYTES = 1 << 20
+_MAX_PATH_CHARS = 128  # of a key: with whole ones, one long key above many values costs their product
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -67,7 +69,9 @@ def find_lone_surrogate(raw: bytes) -> str | None:
             case str() if any("\ud800" <= char <= "\udfff" for char in value):
                 return path or "body"
             case dict():
-                pending += [(f"{path}.{key}".lstrip("."), each) for key, each in value.items()]
+                pending += [
+                    (f"{path}.{key[:_MAX_PATH_CHARS]}".lstrip("."), each) for key, each in value.items()
+                ]
                 if any("\ud800" <= char <= "\udfff" for key in value for char in key):
                     return path or "body"
             case list():

@@ -76,7 +76,8 @@ _DEEPSEEK_LLM = (
     "[\r\n]",
     rf"\s?[{_DEEPSEEK_LLM_LETTERS}]+",
     "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-‟　-。]+",
-    r"\s+$",
+    # The original's `\s+$`, not tried again from within the run: that is quadratic in long white space.
+    r"(?<!\s)\s++$",
     _DEEPSEEK_CJK,
     _ONE_NUMERAL,
 )

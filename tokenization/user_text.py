@@ -17,6 +17,8 @@ from tokenization.tokenizer import refuse_surrogates
 Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | None"
 
 MAX_DEPTH = 64
+_MAX_KEY_CHARS = 128
+"""Of a key in a path: with whole ones, one long key above many values costs their product."""
 MARKERS = tuple(chr(code_point) for code_point in range(0xFDD0, 0xFDF0))
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 """Some templates build control tokens around a role on purpose, so a role may continue one."""
@@ -43,7 +45,7 @@ def plain_copy(value: object, path: str, *, depth: int = 0) -> Plain:
             if not isinstance(key, str):
                 raise BadText(path, f"has a key of type {type(key).__name__}")
             refuse_surrogates(key, f"{path} (a key)")
-            copy[key] = plain_copy(item, f"{path}.{key}", depth=depth + 1)
+            copy[key] = plain_copy(item, f"{path}.{key[:_MAX_KEY_CHARS]}", depth=depth + 1)
         return copy
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return [plain_copy(item, f"{path}[{n}]", depth=depth + 1) for n, item in enumerate(value)]
