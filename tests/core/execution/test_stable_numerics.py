@@ -27,6 +27,8 @@ SHAPES = {
     "q4_0 tied": TinyShape(linear_type="Q4_0", embedding_type="Q4_0"),
     "float": TinyShape(linear_type="F16", embedding_type="F32", num_heads=4, num_kv_heads=4),
     "narrow": TinyShape(linear_type="Q8_0", embedding_type="F16", width=96, hidden_width=160, num_heads=6),
+    # No vector length divides its hidden rows.
+    "odd": TinyShape(linear_type="F16", embedding_type="F16", hidden_width=101),
 }
 KINDS = ("qwen2", "qwen3")
 BLOCK_SIZE = 16
