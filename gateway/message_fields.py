@@ -28,13 +28,18 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True):
 _REFUSED_IN_MESSAGE = tuple(name for name in _Message.__struct_fields__ if name not in ("role", "content"))
 
 
-class _Part(msgspec.Struct):
+class _Kind(msgspec.Struct):
+    type: str
+
+
+class _TextPart(msgspec.Struct, forbid_unknown_fields=True):
     type: str
     text: str | None = None
 
 
 _message = msgspec.json.Decoder(_Message)
-_part = msgspec.json.Decoder(_Part)
+_kind = msgspec.json.Decoder(_Kind)
+_text_part = msgspec.json.Decoder(_TextPart)
 
 
 def read_messages(raws: Sequence[Raw]) -> tuple[Message, ...]:
@@ -72,13 +77,14 @@ def _read_content(content: str | list[Raw] | None, *, at: str) -> str:
         return content or ""
     texts = []
     for i, raw in enumerate(content):
-        part = decoded(_part, raw, at=f"{at}[{i}]")
-        if part.type != "text":
+        kind = decoded(_kind, raw, at=f"{at}[{i}]").type
+        if kind != "text":
             raise InvalidRequest(
-                f"{at}[{i}]: parts of type {shown(part.type)!r} are not supported here yet",
+                f"{at}[{i}]: parts of type {shown(kind)!r} are not supported here yet",
                 param=f"{at}[{i}].type",
                 code="unsupported_parameter",
             )
+        part = decoded(_text_part, raw, at=f"{at}[{i}]")
         if part.text is None:
             raise InvalidRequest(f"{at}[{i}].text is missing", param=f"{at}[{i}].text")
         texts.append(part.text)

@@ -148,6 +148,10 @@ def test_what_changes_no_answer_is_accepted(fields: dict[str, object]) -> None:
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
         (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}]},
+            "messages[0].content[0].cache_control",
+        ),
+        (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages[0].content[0].type",
         ),
