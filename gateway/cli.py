@@ -1,7 +1,9 @@
 """The `tidegate` command. Heavy modules are imported inside the commands, so that `--version` is quick."""
 
+import inspect
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias
 
@@ -12,7 +14,7 @@ from core import EngineError
 from gateway import __version__
 from gateway.api_keys import read_key_file
 from gateway.commands import CommandFailed
-from gateway.config import Options, ServerConfig, build_config, gather_options
+from gateway.config import ENVIRONMENT_PREFIX, Options, ServerConfig, build_config, gather_options
 from gateway.hub import default_model_id, resolve_model
 from gateway.model_store import DEFAULT_MODEL, ModelUnavailable, cache_folder, cached_model, pull
 
@@ -35,7 +37,17 @@ def _option(what: str, metavar: str = "N") -> Any:
     return typer.Option(metavar=metavar, help=what, show_default=False)
 
 
+def _naming_variables(command: Callable[..., None]) -> Callable[..., None]:
+    """Add to each option's help the variable that sets it. Typer must not read it: `gateway.config` does."""
+    for name, parameter in inspect.signature(command).parameters.items():
+        (described,) = parameter.annotation.__metadata__
+        if name not in ("config", "print_config"):
+            described.help += f" ({ENVIRONMENT_PREFIX}{name.upper()})"
+    return command
+
+
 @app.command()
+@_naming_variables
 def serve(
     *,
     model: Annotated[
@@ -51,7 +63,9 @@ def serve(
     executor: Annotated[Text, _option("process or thread [process]", "KIND")] = None,
     block_size: Annotated[Text, _option("tokens per KV block [16]")] = None,
     num_blocks: Annotated[Text, _option("KV blocks [as many as kv-bytes holds]")] = None,
-    kv_bytes: Annotated[Text, _option("bytes for the KV pool [25 % of available memory]")] = None,
+    kv_bytes: Annotated[
+        Text, _option("bytes for the KV pool, as 2G or 512M [25 % of available memory]")
+    ] = None,
     max_model_len: Annotated[Text, _option("longest context in tokens [the model's own]")] = None,
     max_step_tokens: Annotated[Text, _option("tokens computed in one step [512]")] = None,
     max_prefill_tokens: Annotated[Text, _option("tokens of one request in one step [256]")] = None,
@@ -78,7 +92,7 @@ def serve(
         bool, typer.Option("--print-config", help="print all options as TOML, and exit")
     ] = False,
 ) -> None:
-    """Serve a model over HTTP. Options may also stand in TIDEGATE_NAME variables or in a TOML file."""
+    """Serve a model over HTTP. Variables and keys of a TOML file are named as the options are."""
     flags: dict[str, object] = dict(locals())
     del flags["print_config"]
     config_and_options = _checked(flags)

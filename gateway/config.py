@@ -1,5 +1,6 @@
 """The gateway's options: one frozen value, put together once from file < environment < flags."""
 
+import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -96,7 +97,6 @@ SERVER_FIELDS = frozenset(ServerConfig.__struct_fields__) - {"engine", "model"}
 ENGINE_FIELDS = frozenset(EngineConfig.__struct_fields__) - {"checkpoint"}
 assert not SERVER_FIELDS & ENGINE_FIELDS, "one flat name space serves flags and environment"
 
-
 FIELD_OF_FLAG = {
     "alias": "aliases",
     "cors_origin": "cors_origins",
@@ -107,7 +107,9 @@ FIELD_OF_FLAG = {
     "send_timeout": "send_timeout_s",
     "drain_timeout": "drain_timeout_s",
 }
-"""Flags whose name is shorter than their option's."""
+"""Flags whose name is not their field's. Variables and keys of a file are named as the flag is; the field's
+own name is taken too."""
+FLAG_OF_FIELD = {field: flag for flag, field in FIELD_OF_FLAG.items()}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +127,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{self.origins['model']} is {model!r}; it must be a path of a .gguf file")
         return model
 
+    def explain(self, message: str) -> str:
+        """Call the options in a refusal as the user does: by flag, variable or key of a file."""
+        return _OPTION_NAME.sub(lambda match: self._as_set(match[0]), message)
+
+    def _as_set(self, word: str) -> str:
+        field = FIELD_OF_FLAG.get(word, word)
+        if field not in SERVER_FIELDS | ENGINE_FIELDS:
+            return word
+        return self.origins.get(field, "--" + FLAG_OF_FIELD.get(field, field).replace("_", "-"))
+
+
+_OPTION_NAME = re.compile(r"^\w+(?= is )|\b[a-z]+(?:_[a-z]+)+\b")
+"""What begins a refusal, or can be no word of plain English."""
+
 
 def gather_options(
     *, flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None = None
@@ -135,18 +151,15 @@ def gather_options(
         flags: flag name with underscores -> what was given, mostly still text.
 
     Raises:
-        ConfigError: the file cannot be read, is not TOML, or has a key that is no option.
+        ConfigError: the file cannot be read, is not TOML, or it or a variable names what is no option.
     """
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
     known = SERVER_FIELDS | ENGINE_FIELDS | {"model"}
-    if file is not None:
-        for name, value in _read_file(file).items():
-            values[name], origins[name] = value, f"{name} in {file}"
-    for name in sorted(known):
-        variable = ENVIRONMENT_PREFIX + name.upper()
-        if environment.get(variable):
-            values[name], origins[name] = environment[variable], variable
+    sources = (*([read_option_file(file)] if file else []), read_variables(environment, known))
+    for source in sources:
+        values.update(source.values)
+        origins.update(source.origins)
     for flag, value in flags.items():
         name = FIELD_OF_FLAG.get(flag, flag)
         assert name in known, f"{flag} is a flag but no option"
@@ -166,11 +179,15 @@ def build_config(
     server = _converted(options, ServerConfig, names=SERVER_FIELDS)
     engine = _converted(options, EngineConfig, names=ENGINE_FIELDS)
     server.setdefault("model_id", default_model_id)
-    return ServerConfig(
+    config = ServerConfig(
         **server,  # type: ignore[arg-type]  # each value was converted to its field's type
         model=options.model,
         engine=EngineConfig(checkpoint=checkpoint, **engine),  # type: ignore[arg-type]  # as above
-    ).validated()
+    )
+    try:
+        return config.validated()
+    except ConfigError as error:
+        raise ConfigError(options.explain(str(error))) from None
 
 
 def _converted(options: Options, struct: type[msgspec.Struct], *, names: Iterable[str]) -> dict[str, object]:
@@ -179,17 +196,33 @@ def _converted(options: Options, struct: type[msgspec.Struct], *, names: Iterabl
     for name in names:
         if name not in options.values:
             continue
-        value = options.values[name]
+        value = given = options.values[name]
         if get_origin(fields[name]) is tuple and isinstance(value, str):
             value = [part.strip() for part in value.split(",")]
+        if name.endswith("_bytes") and isinstance(value, str):
+            value = _num_bytes(value)
         try:
             # Text from the environment is read leniently ("8000", "true"); a file's types count.
             result[name] = msgspec.convert(value, fields[name], strict=not isinstance(value, str))
         except msgspec.ValidationError:
+            kind = "a number of bytes, as 1048576, 512M or 2G" if name.endswith("_bytes") else None
             raise ConfigError(
-                f"{options.origins[name]} is {value!r}; it must be {_described(fields[name])}"
+                f"{options.origins[name]} is {given!r}; it must be {kind or _described(fields[name])}"
             ) from None
     return result
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(i?B)?", re.IGNORECASE)
+
+
+def _num_bytes(text: str) -> str | int:
+    """`2G` and `2GiB` count in 1024s, `2GB` in 1000s; what has no such unit stays text."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        return text
+    number, unit, suffix = match.groups()
+    step = 1000 if (suffix or "").lower() == "b" else 1024
+    return int(float(number) * step ** ("KMGT".index(unit.upper()) + 1))
 
 
 def _described(kind: Any) -> str:
@@ -199,23 +232,85 @@ def _described(kind: Any) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
 
 
-def _read_file(file: Path) -> dict[str, object]:
+OTHER_VARIABLES = frozenset(
+    "TIDEGATE_" + name for name in ("CACHE", "CONFIG", "API_KEY", "URL", "TEST_MODEL", "THOROUGH", "SOAK")
+)
+"""Variables that are no options: where files are kept, the file of options, clients', the tests'."""
+
+
+def read_variables(environment: Mapping[str, str], known: Iterable[str]) -> Options:
+    """The options that variables give. Empty ones count as not set.
+
+    Raises:
+        ConfigError: a variable of our prefix is no option, or two mean the same one.
+    """
+    fields = {ENVIRONMENT_PREFIX + name.upper(): name for name in known}
+    fields |= {ENVIRONMENT_PREFIX + flag.upper(): field for flag, field in FIELD_OF_FLAG.items()}
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for variable, text in sorted(environment.items()):
+        if not text or not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        if variable not in fields:
+            advice = _did_you_mean(variable, {*fields, *OTHER_VARIABLES}, prefix=ENVIRONMENT_PREFIX)
+            raise ConfigError(f"{variable} is no option; {advice}")
+        _put(values, origins, fields[variable], value=text, origin=variable)
+    return Options(values=values, origins=origins)
+
+
+def read_option_file(file: Path) -> Options:
+    """The options of a TOML file: the server's at the top, the engine's under `[engine]`.
+
+    Raises:
+        ConfigError: it cannot be read, is not TOML, or has a key that is no option there.
+    """
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+        raise ConfigError(
+            f"{file}: cannot be read: {error.strerror}; give the path of a TOML file to --config or "
+            "TIDEGATE_CONFIG (`tidegate serve --print-config` writes one), or neither"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: is not a TOML file: {error}") from None
     engine = table.pop("engine", {})
     if not isinstance(engine, dict):
         raise ConfigError(f"{file}: engine is {engine!r}; it must be a table")
-    for names, found, where in (
-        (SERVER_FIELDS | {"model"}, table, "at the top"),
-        (ENGINE_FIELDS, engine, "[engine]"),
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    top, under = _keys(SERVER_FIELDS | {"model"}), _keys(ENGINE_FIELDS)
+    for keys, others, found, misplaced in (
+        (top, under, table, "put it under [engine]"),
+        (under, top, engine, "put it at the top, above [engine]"),
     ):
-        unknown = sorted(set(found) - names)
-        if unknown:
-            raise ConfigError(
-                f"{file}: {unknown[0]} is no option {where}; there are: {', '.join(sorted(names))}"
-            )
-    return {**table, **engine}
+        for key, value in found.items():
+            if key not in keys:
+                advice = misplaced if key in others else _did_you_mean(key, {*top, *under})
+                where = "at the top" if keys is top else "under [engine]"
+                raise ConfigError(f"{file}: {key} is no option {where}; {advice}")
+            _put(values, origins, keys[key], value=value, origin=f"{key} in {file}")
+    return Options(values=values, origins=origins)
+
+
+def _keys(fields: Iterable[str]) -> dict[str, str]:
+    """Name in a file -> field."""
+    names = set(fields)
+    return {name: name for name in names} | {
+        flag: field for flag, field in FIELD_OF_FLAG.items() if field in names
+    }
+
+
+def _put(
+    values: dict[str, object], origins: dict[str, str], name: str, *, value: object, origin: str
+) -> None:
+    if name in values:
+        raise ConfigError(f"{origins[name]} and {origin} are the same option; give one of them")
+    values[name], origins[name] = value, origin
+
+
+def _did_you_mean(word: str, names: Iterable[str], *, prefix: str = "") -> str:
+    """Advice after a name that is none. What all names begin with is no likeness."""
+    endings = sorted(name.removeprefix(prefix) for name in names)
+    if near := difflib.get_close_matches(word.removeprefix(prefix), endings, n=1, cutoff=0.75):
+        return f"did you mean {prefix}{near[0]}?"
+    return f"there are: {', '.join(prefix + ending for ending in endings)}"

@@ -4,7 +4,7 @@ import json
 
 import msgspec
 
-from gateway.config import ENGINE_FIELDS, Options, ServerConfig
+from gateway.config import ENGINE_FIELDS, FLAG_OF_FIELD, Options, ServerConfig
 
 
 def config_as_toml(config: ServerConfig, options: Options) -> str:
@@ -30,7 +30,7 @@ def _values(config: msgspec.Struct) -> dict[str, object]:
 
 def _line(name: str, value: object, *, origin: str | None) -> str:
     where = "default" if origin is None else "".join(c if c.isprintable() else "?" for c in origin)
-    return f"{name} = {_toml(value)}  # {where}"
+    return f"{FLAG_OF_FIELD.get(name, name)} = {_toml(value)}  # {where}"
 
 
 def _toml(value: object) -> str:

@@ -17,6 +17,12 @@ def test_every_option_has_a_flag_and_every_flag_an_option():
     assert {FIELD_OF_FLAG.get(flag, flag) for flag in flags} == SERVER_FIELDS | ENGINE_FIELDS
 
 
+def test_the_help_of_serve_names_each_options_variable():
+    shown = tidegate("serve", "--help").stdout
+    for flag in set(inspect.signature(serve).parameters) - {"config", "print_config"}:
+        assert f"(TIDEGATE_{flag.upper()})" in shown
+
+
 COMMANDS = ("serve", "generate", "chat", "doctor", "inspect", "top", "pull")
 
 
@@ -70,12 +76,13 @@ def test_the_version_is_printed_without_loading_anything_heavy():
     ("arguments", "line"),
     [
         (["serve", "--port", "abc"], "tidegate: --port is 'abc'; it must be a whole number"),
-        (["serve", "--port", "70000"], "tidegate: port is 70000; it must be between 0 and 65535"),
+        (["serve", "--port", "70000"], "tidegate: --port is 70000; it must be between 0 and 65535"),
         (["serve", "--device", "tpu"], "tidegate: --device is 'tpu'; it must be one of auto, cpu, cuda"),
-        (["serve", "--block-size", "0"], "tidegate: block_size is 0; it must be between 1 and 256"),
+        (["serve", "--block-size", "0"], "tidegate: --block-size is 0; it must be between 1 and 256"),
         (
             ["serve", "--config", "/nowhere.toml"],
-            "tidegate: /nowhere.toml: cannot be read: No such file or directory",
+            "tidegate: /nowhere.toml: cannot be read: No such file or directory; give the path of a TOML file "
+            + "to --config or TIDEGATE_CONFIG (`tidegate serve --print-config` writes one), or neither",
         ),
     ],
 )

@@ -10,7 +10,8 @@ from core import ConfigError, EngineConfig
 from gateway.config import (
     ENGINE_FIELDS,
     ENVIRONMENT_PREFIX,
-    FIELD_OF_FLAG,
+    FLAG_OF_FIELD,
+    OTHER_VARIABLES,
     SERVER_FIELDS,
     ServerConfig,
     build_config,
@@ -23,7 +24,10 @@ ANOTHER_VALUE: dict[str, tuple[str, object]] = {
     "model_id": ("other", "other"),
     "aliases": ("gpt-4o, *", ("gpt-4o", "*")),
     "api_key_file": ("keys.txt", "keys.txt"),
-    "cors_origins": ("https://a.example, http://localhost:3000", ("https://a.example", "http://localhost:3000")),
+    "cors_origins": (
+        "https://a.example, http://localhost:3000",
+        ("https://a.example", "http://localhost:3000"),
+    ),
     "max_body_bytes": ("4096", 4096),
     "max_json_depth": ("8", 8),
     "max_connections": ("7", 7),
@@ -65,21 +69,26 @@ def value_of(config: ServerConfig, name: str) -> object:
     return getattr(config if name in SERVER_FIELDS else config.engine, name)
 
 
+def named(name: str) -> str:
+    return "--" + FLAG_OF_FIELD.get(name, name).replace("_", "-")
+
+
 def test_this_table_knows_every_option():
     assert set(ANOTHER_VALUE) == SERVER_FIELDS | ENGINE_FIELDS
 
 
 @pytest.mark.parametrize("name", sorted(ANOTHER_VALUE))
-def test_every_option_can_be_set_by_environment_and_by_flag(name):
+def test_every_option_has_one_name_as_flag_and_variable(name):
     text, value = ANOTHER_VALUE[name]
     assert value_of(configured(), name) != value
-    flag = next((flag for flag, field in FIELD_OF_FLAG.items() if field == name), name)
-    assert value_of(configured(environment={ENVIRONMENT_PREFIX + name.upper(): text}), name) == value
+    flag = FLAG_OF_FIELD.get(name, name)
     assert value_of(configured(flags={flag: text}), name) == value
+    for variable in {flag, name}:
+        assert value_of(configured(environment={ENVIRONMENT_PREFIX + variable.upper(): text}), name) == value
 
 
 @pytest.mark.parametrize("name", sorted(ANOTHER_VALUE))
-def test_every_option_can_be_set_by_file(tmp_path, name):
+def test_every_option_has_its_flags_name_in_a_file_too(tmp_path, name):
     _, value = ANOTHER_VALUE[name]
     written = (
         str(value).lower()
@@ -87,8 +96,61 @@ def test_every_option_can_be_set_by_file(tmp_path, name):
         else repr(list(value) if isinstance(value, tuple) else value)
     )
     section = "[engine]\n" if name in ENGINE_FIELDS else ""
-    (tmp_path / "tidegate.toml").write_text(f"{section}{name} = {written}\n")
-    assert value_of(configured(file=tmp_path / "tidegate.toml"), name) == value
+    for key in {FLAG_OF_FIELD.get(name, name), name}:
+        (tmp_path / "tidegate.toml").write_text(f"{section}{key} = {written}\n")
+        assert value_of(configured(file=tmp_path / "tidegate.toml"), name) == value
+
+
+@pytest.mark.parametrize(
+    ("variable", "advice"),
+    [
+        ("TIDEGATE_PROT", "did you mean TIDEGATE_PORT?"),
+        ("TIDEGATE_DRAIN_TIME_OUT", "did you mean TIDEGATE_DRAIN_TIMEOUT?"),
+        ("TIDEGATE_CACHES", "did you mean TIDEGATE_CACHE?"),
+        ("TIDEGATE_CHECKPOINT", "there are: "),
+        ("TIDEGATE_XYZZY", "there are: TIDEGATE_ACCESS_LOG, TIDEGATE_ALIAS, "),
+    ],
+)
+def test_a_variable_that_is_no_option_is_refused(variable, advice):
+    with pytest.raises(ConfigError) as caught:
+        configured(environment={variable: "1"})
+    assert str(caught.value).startswith(f"{variable} is no option; {advice}")
+    assert configured(environment={variable: ""}) == configured(), "empty: not set"
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_VARIABLES))
+def test_variables_with_another_use_are_let_be(name):
+    assert configured(environment={name: "x"}) == configured()
+
+
+def test_one_option_under_two_names_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"^TIDEGATE_ALIAS and TIDEGATE_ALIASES are the same option"):
+        configured(environment={"TIDEGATE_ALIAS": "a", "TIDEGATE_ALIASES": "b"})
+    (tmp_path / "tidegate.toml").write_text("[engine]\nthreads = 1\nnum_threads = 2\n")
+    with pytest.raises(ConfigError, match="are the same option; give one of them"):
+        configured(file=tmp_path / "tidegate.toml")
+
+
+def test_one_name_where_a_list_may_stand_is_one_name(tmp_path):
+    (tmp_path / "tidegate.toml").write_text('aliases = "gpt-4o"\n')
+    assert configured(file=tmp_path / "tidegate.toml").aliases == ("gpt-4o",)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2G", 2 << 30), ("2GiB", 2 << 30), ("512M", 512 << 20), ("512m", 512 << 20), ("1.5 GiB", 3 << 29),
+     ("2GB", 2_000_000_000), ("64KiB", 65536), ("1T", 1 << 40), ("1048576", 1 << 20)],
+)  # fmt: skip
+def test_a_size_may_have_a_unit(tmp_path, text, size):
+    assert configured(flags={"kv_bytes": text}).engine.kv_bytes == size
+    (tmp_path / "tidegate.toml").write_text(f'[engine]\nkv_bytes = "{text}"\n')
+    assert configured(file=tmp_path / "tidegate.toml").engine.kv_bytes == size
+
+
+@pytest.mark.parametrize("text", ["2X", "G", "1.5", "-1G", "2 G iB"])
+def test_a_size_that_is_none_is_refused(text):
+    with pytest.raises(ConfigError, match=r"^--kv-bytes is '.*'; it must be a number of bytes, as 1048576"):
+        configured(flags={"kv_bytes": text})
 
 
 def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path):
@@ -124,8 +186,8 @@ OUT_OF_BOUNDS = [
 
 @pytest.mark.parametrize(("name", "text"), OUT_OF_BOUNDS)
 def test_a_value_out_of_bounds_is_refused_with_option_value_and_bound(name, text):
-    with pytest.raises(ConfigError, match=rf"^{name} is {text}.*; it must be between \S+ and \S+$"):
-        configured(flags={name: text})
+    with pytest.raises(ConfigError, match=rf"^{named(name)} is {text}.*; it must be between \S+ and \S+$"):
+        configured(flags={FLAG_OF_FIELD.get(name, name): text})
 
 
 WRONG_TYPES = [
@@ -154,6 +216,13 @@ def test_a_refusal_names_the_source_the_value_came_from(tmp_path):
     file.write_text("port = true\n")
     with pytest.raises(ConfigError, match=r"^port in .*tidegate\.toml is True; it must be a whole number$"):
         configured(file=file)
+    file.write_text("[engine]\nmax_running = 0\n")
+    with pytest.raises(ConfigError, match=r"^max_running in .*tidegate\.toml is 0; it must be between 1 and"):
+        configured(file=file)
+    with pytest.raises(ConfigError, match=r"^TIDEGATE_DRAIN_TIMEOUT is -1\.0; it must be between 0 and"):
+        configured(environment={"TIDEGATE_DRAIN_TIMEOUT": "-1"})
+    with pytest.raises(ConfigError, match=r"^--max-running is 64; it must be at most TIDEGATE_MAX_STEP_TOK"):
+        configured(environment={"TIDEGATE_MAX_STEP_TOKENS": "10"})
     file.write_text("model = 3\n")
     with pytest.raises(ConfigError, match=r"^model in .*tidegate\.toml is 3; it must be a path"):
         configured(file=file)
@@ -162,10 +231,14 @@ def test_a_refusal_names_the_source_the_value_came_from(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("prot = 1", "prot is no option at the top; there are: access_log,"),
-        ("block_size = 1", "block_size is no option at the top"),
-        ("[engine]\nport = 1", r"port is no option \[engine\]; there are: block_size,"),
-        ("[engine]\ncheckpoint = 'x'", r"checkpoint is no option \[engine\]"),
+        ("prot = 1", r"prot is no option at the top; did you mean port\?"),
+        ("xyzzy = 1", r"xyzzy is no option at the top; there are: access_log,"),
+        ("block_size = 1", r"block_size is no option at the top; put it under \[engine\]"),
+        ("threads = 1", r"threads is no option at the top; put it under \[engine\]"),
+        ("[engine]\nport = 1", r"port is no option under \[engine\]; put it at the top"),
+        ("[engine]\nmax_runing = 1", r"max_runing is no option under \[engine\]; did you mean max_running\?"),
+        ("[engine]\ncheckpoint = 'x'", r"checkpoint is no option under \[engine\]"),
+        ("[server]\nport = 1", "server is no option at the top"),
         ("engine = 3", "engine is 3; it must be a table"),
         ("port = ", "is not a TOML file"),
     ],

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from gateway.commands.print_config import config_as_toml
-from gateway.config import ENVIRONMENT_PREFIX, build_config, gather_options
+from gateway.config import ENVIRONMENT_PREFIX, FLAG_OF_FIELD, build_config, gather_options
 from tests.gateway.commands.running import tidegate
 from tests.gateway.test_config import ANOTHER_VALUE
 
@@ -13,6 +13,7 @@ from tests.gateway.test_config import ANOTHER_VALUE
 @pytest.mark.parametrize("name", sorted(ANOTHER_VALUE))
 def test_every_option_is_printed_so_that_it_reads_back_the_same(tmp_path, name):
     text, _ = ANOTHER_VALUE[name]
+    name = FLAG_OF_FIELD.get(name, name)
     options = gather_options(flags={}, environment={ENVIRONMENT_PREFIX + name.upper(): text})
     config = build_config(options, checkpoint="")
     printed = config_as_toml(config, options)
@@ -44,7 +45,7 @@ def test_the_command_names_the_source_of_each_value(tmp_path):
     assert (result.returncode, result.stderr) == (0, "")
     assert "port = 3  # --port\n" in result.stdout
     assert 'host = "2.2.2.2"  # TIDEGATE_HOST\n' in result.stdout
-    assert f'aliases = ["a"]  # aliases in {file}\n' in result.stdout
+    assert f'alias = ["a"]  # aliases in {file}\n' in result.stdout
     assert f"block_size = 1  # block_size in {file}\n" in result.stdout
     assert 'log_level = "info"  # default\n' in result.stdout
     assert tomllib.loads(result.stdout)["engine"]["block_size"] == 1
@@ -54,4 +55,4 @@ def test_the_command_names_the_source_of_each_value(tmp_path):
 def test_a_wrong_option_is_refused_instead_of_printed():
     result = tidegate("serve", "--print-config", "--port", "70000")
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "tidegate: port is 70000; it must be between 0 and 65535\n"
+    assert result.stderr == "tidegate: --port is 70000; it must be between 0 and 65535\n"
