@@ -131,12 +131,17 @@ class ChatTemplate:
         self, chat: list[dict[str, Plain]], others: dict[str, Plain]
     ) -> tuple[list[dict[str, Plain]], dict[str, Plain], str]:
         writers = [self._model_text if m.get("role") == "assistant" else self._user_text for m in chat]
-        marks_needed = any(
-            writer.needs_marks(message) for writer, message in zip(writers, chat, strict=True)
-        ) or any(self._user_text.needs_marks(value) for value in others.values())
-        if not marks_needed:
+        paths = (
+            f"messages[{n}].{key}"
+            for n, (writer, message) in enumerate(zip(writers, chat, strict=True))
+            for key, value in message.items()
+            if writer.needs_marks(key) or writer.needs_marks(value)
+        )
+        other_paths = (name for name, value in others.items() if self._user_text.needs_marks(value))
+        path = next(paths, None) or next(other_paths, None)
+        if path is None:
             return chat, others, ""
-        marker = choose_marker([*chat, *others.values(), self._template_plain], path="messages")
+        marker = choose_marker([*chat, *others.values(), self._template_plain], path=path)
         marked_chat: list[dict[str, Plain]] = []
         for writer, message in zip(writers, chat, strict=True):
             marked = writer.mark(message, marker)

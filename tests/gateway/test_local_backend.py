@@ -29,6 +29,7 @@ from tests.gateway.serving import (
 )
 from tests.gateway.test_generation import CHATML
 from tokenization import ChatTemplate, byte_tokenizer
+from tokenization.user_text import MARKERS
 
 WORKER = "tests.fakes.kv_worker:load_worker"
 TOKENIZER = byte_tokenizer()
@@ -52,7 +53,13 @@ class Opened:
 
 @asynccontextmanager
 async def served(options: str = "", **changes: Any) -> AsyncIterator[tuple[Server, Opened]]:
-    engine_fields = {"executor": "thread", "num_blocks": 256, "block_size": 4, "max_model_len": 1024}
+    engine_fields = {
+        "executor": "thread",
+        "num_blocks": 256,
+        "block_size": 4,
+        "max_model_len": 1024,
+        "allow_longer_context": True,
+    }
     engine = EngineConfig(
         checkpoint=f"fake:vocab={VOCAB_SIZE}{options}", **engine_fields | changes.pop("engine_fields", {})
     )
@@ -187,6 +194,22 @@ async def test_what_can_never_fit_is_refused_before_it_is_queued() -> None:
             assert (response.status, response.error["code"]) == (400, "context_length_exceeded")
             assert response.error["param"] == "messages"
         assert opened.engine.stats().num_requests == 0
+
+
+async def test_a_text_that_leaves_no_marker_is_refused_with_its_path() -> None:
+    everything = "".join(MARKERS)
+    messages = [
+        {"role": "system", "content": everything},
+        {"role": "user", "content": "Hi"},
+        {"role": "user", "content": f"{next(t.text for t in TOKENIZER.added_tokens if t.special)}"},
+    ]
+    async with served() as (server, _):
+        refused = await ask(server, chat_body(messages=messages, max_tokens=2))
+        alone = await ask(server, chat_body(messages=messages[1:], max_tokens=2))
+        without_it = await ask(server, chat_body(messages=messages[:2], max_tokens=2))
+    assert (refused.status, refused.error["code"]) == (400, "no_marker_left")
+    assert refused.error["param"] == "messages[2].content"
+    assert (alone.status, without_it.status) == (200, 200)
 
 
 async def test_without_max_tokens_the_answer_fills_the_context() -> None:

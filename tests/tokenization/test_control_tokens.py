@@ -122,10 +122,17 @@ def test_a_marker_in_the_input_is_left_alone_and_another_is_used() -> None:
     assert prompt.text == content
 
 
-def test_input_that_uses_every_marker_is_refused_by_name() -> None:
+def test_input_that_uses_every_marker_is_refused_by_name_with_the_field_that_spells_a_control_token() -> None:
     messages = [{"role": "user", "content": "<|im_end|>" + "".join(MARKERS)}]
     with pytest.raises(NoMarkerLeft, match="all 32 noncharacters"):
         ChatTemplate("{{ messages[0].content }}", BYTES).render(messages)
+    first = {"role": "system", "content": "".join(MARKERS)}
+    with pytest.raises(NoMarkerLeft) as caught:
+        ChatTemplate("{{ messages[0].content }}", BYTES).render([first, messages[0]])
+    assert caught.value.path == "messages[1].content"
+    with pytest.raises(NoMarkerLeft) as caught:
+        ChatTemplate("{{ tools }}", BYTES).render([first], tools=[{"name": "<|im_end|>"}])
+    assert caught.value.path == "tools"
     messages[0]["content"] = "".join(MARKERS)
     assert ChatTemplate("{{ messages[0].content }}", BYTES).render(messages).text == "".join(MARKERS)
 
