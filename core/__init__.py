@@ -10,6 +10,7 @@ from core.errors import (
     ConfigError,
     EngineDraining,
     EngineError,
+    EngineFailed,
     RequestTooLong,
 )
 from core.execution.checkpoint_summary import CheckpointSummary
@@ -26,6 +27,7 @@ __all__ = [
     "EngineConfig",
     "EngineDraining",
     "EngineError",
+    "EngineFailed",
     "FinishReason",
     "MachineReport",
     "RequestTooLong",

@@ -7,6 +7,7 @@
     ├── RequestTooLong           a request that could never fit
     ├── OutOfBlocks              the pool has too few free blocks (inside the engine only)
     ├── EngineDraining           the engine takes no new requests
+    │   └── EngineFailed         and never will: its worker is gone for good
     ├── StepFailed               one step raised; the worker lives on
     └── WorkerFailed             the worker died or hung
 
@@ -73,9 +74,15 @@ class OutOfBlocks(EngineError):
 
 
 class EngineDraining(EngineError):
-    """The engine is shutting down, or its worker is gone for good: new requests are refused."""
+    """The engine is shutting down: new requests are refused."""
 
     code = "draining"
+
+
+class EngineFailed(EngineDraining):
+    """The engine's worker is gone for good: new requests are refused until somebody opens it anew."""
+
+    code = "engine_failed"
 
 
 class StepFailed(EngineError):

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 import msgspec
 
-from core import EngineDraining, EngineError, RequestTooLong
+from core import EngineDraining, EngineError, EngineFailed, RequestTooLong
 from gateway.events import Failed
 from tokenization import BadText, NoChatTemplate, TemplateError, TokenizationError
 
@@ -179,6 +179,7 @@ TABLE: dict[type[Exception], _Row] = {
     SlowReader: _Row(HTTPStatus.REQUEST_TIMEOUT, "invalid_request_error"),
     RequestTooLong: _BAD_REQUEST,
     EngineDraining: _Row(HTTPStatus.SERVICE_UNAVAILABLE, "server_error", 5),
+    EngineFailed: _Row(HTTPStatus.SERVICE_UNAVAILABLE, "server_error"),  # no Retry-After: it stays so
     EngineError: _FAILED,
     BadText: _BAD_REQUEST,
     NoChatTemplate: _BAD_REQUEST,
@@ -191,6 +192,9 @@ INTERNAL = ErrorReport(
     code="internal_error",
     message="the server failed while handling this request; its log says more under the request id",
 )
+
+_ENGINE_FAILED = "the engine has failed for good; nothing is served until somebody starts the server anew"
+"""What failed is for the log and the probes."""
 
 
 def describe(error: Exception) -> ErrorReport:
@@ -205,7 +209,7 @@ def describe(error: Exception) -> ErrorReport:
         status=row.status,
         type=row.type,
         code=error.reason if isinstance(error, InvalidRequest) else error.code,
-        message=str(error),
+        message=_ENGINE_FAILED if isinstance(error, EngineFailed) else str(error),
         param=_param(error),
         retry_after_s=error.retry_after_s if isinstance(error, Overloaded) else row.retry_after_s,
         allowed=error.allowed if isinstance(error, MethodNotAllowed) else (),

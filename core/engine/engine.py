@@ -18,7 +18,7 @@ from core.config import EngineConfig
 from core.engine.client import TokenStream
 from core.engine.executor import DEFAULT_WORKER, Executor, find_executor
 from core.engine.stats import EngineHealth, EngineStats, StepLog, StepStats, count_tokens
-from core.errors import EngineDraining, EngineError, StepFailed, WorkerFailed
+from core.errors import EngineDraining, EngineError, EngineFailed, StepFailed, WorkerFailed
 from core.execution.worker_info import WorkerInfo, WorkerMemory
 from core.request import FinishReason, Request, RequestStatus, SamplingParams, TokenOutput
 from core.scheduler.plan import StepPlan, StepResult
@@ -73,7 +73,7 @@ class Engine:
         self._nobody_lives.set()
         self._request_numbers = itertools.count(1)
         self._log = StepLog()
-        self._refusal: str | None = None
+        self._refusal: tuple[type[EngineDraining], str] | None = None
         """Why new requests are refused; None while they are taken."""
         self._trouble: str | None = None
         """Why the worker cannot work now; None while it can."""
@@ -177,7 +177,8 @@ class Engine:
     def submit(self, stream: TokenStream) -> None:
         """Queue a stream's request under an id of our own. Called by the stream."""
         if self._refusal is not None:
-            raise EngineDraining(self._refusal)
+            kind, reason = self._refusal
+            raise kind(reason)
         sampling = stream.sampling
         self._scheduler.check_admissible(len(stream.token_ids), sampling.max_tokens)
         token_ids = array("i", stream.token_ids)
@@ -285,8 +286,9 @@ class Engine:
                     await self._wake.wait()
             log.error("worker_given_up", error=self._trouble, num_restarts=self._num_restarts)
         finally:
+            kind = EngineFailed if self._trouble else EngineDraining
             self._trouble = self._trouble or "the engine has ended"
-            self._refuse(self._trouble)
+            self._refuse(self._trouble, kind)
             self._end_all(self._trouble)
 
     async def _step(self, plan: StepPlan, *, schedule_s: float) -> None:
@@ -371,9 +373,9 @@ class Engine:
         for engine_id in ended:
             self._scheduler.abort(engine_id)
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, kind: type[EngineDraining] = EngineDraining) -> None:
         """Take no new requests from now on. The first reason stays."""
-        self._refusal = self._refusal or reason
+        self._refusal = self._refusal or (kind, reason)
 
     async def _revive(self, failure: WorkerFailed) -> bool:
         """Answer a worker's death: end who had KV in it, keep who had none, load it anew.

@@ -72,7 +72,10 @@ async def test_a_worker_killed_twice_turns_both_probes_red_for_good() -> None:
             await wait_for(lambda: opened.engine.health().alive or not opened.engine.health().accepting)
         assert "SIGKILL" in await until(server, "/readyz", 503)
         assert "SIGKILL" in await until(server, "/livez", 503)
-        assert (await ask(server, greedy("Hello", max_tokens=3))).status == 503
+        refused = await ask(server, greedy("Hello", max_tokens=3))
+        assert (refused.status, refused.error["code"]) == (503, "engine_failed")
+        assert "retry-after" not in refused.headers, "trying again helps nobody"
+        assert b"SIGKILL" not in refused.body
 
 
 async def test_a_frozen_worker_turns_readiness_red_before_its_deadline_and_fails_who_waited_at_it(

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from core import Engine, EngineConfig, EngineDraining, FinishReason, TokenOutput, WorkerInfo
+from core import Engine, EngineConfig, EngineFailed, FinishReason, TokenOutput, WorkerInfo
 from core.config import ExecutorKind
 from core.engine.executor import Executor
 from core.errors import WorkerFailed
@@ -107,7 +107,7 @@ async def test_a_second_death_is_final_for_everyone(kind: ExecutorKind) -> None:
             assert_failed(reader.result(), "SystemExit: no more")
         health = engine.health()
         assert (health.alive, health.accepting, health.num_restarts) == (False, False, 1)
-        with pytest.raises(EngineDraining, match="SystemExit"):
+        with pytest.raises(EngineFailed, match="SystemExit"):
             await collect(engine, (1,), greedy(1))
         assert (await engine.memory()).rss_bytes == 0
 
@@ -122,7 +122,7 @@ async def test_a_worker_that_cannot_be_loaded_again_is_final(kind: ExecutorKind,
         assert_failed(first, "SystemExit: no more")
         assert_failed(second, "model: was deleted, on the restart after: ")
         assert "was deleted" in (engine.health().reason or "")
-        with pytest.raises(EngineDraining):
+        with pytest.raises(EngineFailed):
             await collect(engine, (1,), greedy(1))
 
 
