@@ -32,6 +32,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes for the KV pool; 0: the lesser of 25 % of available memory and the cgroup's headroom."""
     max_model_len: int = 0
     """Longest context in tokens; 0: the checkpoint's own."""
+    allow_longer_context: bool = False
+    """Let `max_model_len` pass the checkpoint's own context, where answers become worse."""
     max_step_tokens: int = 512
     """Token budget of one step, over all requests."""
     max_prefill_tokens: int = 256
@@ -39,7 +41,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int = 64
     """Most requests computed in one step."""
     num_threads: int = 0
-    """Compute threads; 0: OMP_NUM_THREADS where it is set, else one per core."""
+    """Compute threads; 0: OMP_NUM_THREADS where it is set, else chosen per step by what steps take."""
     step_deadline_s: float = 120.0
     """A step that takes longer counts as hung."""
     load_deadline_s: float = 600.0

@@ -67,10 +67,13 @@ def serve(
         Text, _option("bytes for the KV pool, as 2G or 512M [25 % of available memory]")
     ] = None,
     max_model_len: Annotated[Text, _option("longest context in tokens [the model's own]")] = None,
+    allow_longer_context: Annotated[
+        Flag, typer.Option(help="let max-model-len pass the model's own context", show_default=False)
+    ] = None,
     max_step_tokens: Annotated[Text, _option("tokens computed in one step [512]")] = None,
     max_prefill_tokens: Annotated[Text, _option("tokens of one request in one step [256]")] = None,
     max_running: Annotated[Text, _option("requests computed in one step [64]")] = None,
-    threads: Annotated[Text, _option("compute threads [decided from the cores]")] = None,
+    threads: Annotated[Text, _option("compute threads [chosen step by step]")] = None,
     step_deadline: Annotated[Text, _option("a longer step counts as hung [120]", "SECONDS")] = None,
     load_deadline: Annotated[Text, _option("longer loading counts as hung [600]", "SECONDS")] = None,
     cache_dir: Annotated[Text, _option("where packed weights are kept", "FOLDER")] = None,
@@ -104,7 +107,7 @@ def serve(
     settings = _with_model(config_and_options[0])
     from gateway.lifespan import serve as serve_until_stopped
 
-    raise typer.Exit(serve_until_stopped(settings))
+    raise typer.Exit(serve_until_stopped(settings, explain=config_and_options[1].explain))
 
 
 Model: TypeAlias = Annotated[
@@ -113,7 +116,7 @@ Model: TypeAlias = Annotated[
 ]
 ConfigFile: TypeAlias = Annotated[Text, _option("TOML file with options; also TIDEGATE_CONFIG", "FILE")]
 DeviceName: TypeAlias = Annotated[Text, _option("auto, cpu or cuda [auto]", "DEVICE")]
-Threads: TypeAlias = Annotated[Text, _option("compute threads [decided from the cores]")]
+Threads: TypeAlias = Annotated[Text, _option("compute threads [chosen step by step]")]
 MaxTokens: TypeAlias = Annotated[Text, _option("longest answer in tokens [512]")]
 Temperature: TypeAlias = Annotated[Text, _option("0: always the likeliest token [0.7]", "X")]
 TopP: TypeAlias = Annotated[Text, _option("sample among this share of the likeliest [1]", "X")]

@@ -32,8 +32,17 @@ OpenBackend = Callable[[ServerConfig], AbstractAsyncContextManager[Backend]]
 _log = structlog.get_logger("gateway.lifespan")
 
 
-def serve(config: ServerConfig, *, open_backend: OpenBackend = open_local_backend) -> int:
-    """Serve until a signal says stop. Returns the exit code; failures are one line on stderr."""
+def serve(
+    config: ServerConfig,
+    *,
+    open_backend: OpenBackend = open_local_backend,
+    explain: Callable[[str], str] = str,
+) -> int:
+    """Serve until a signal says stop. Returns the exit code; failures are one line on stderr.
+
+    Args:
+        explain: words a failure as the user knows things, options by the names they were set by.
+    """
     configure_logging(level=config.log_level, log_format=config.log_format)
     try:
         sock = bind(config.host, config.port)
@@ -47,7 +56,7 @@ def serve(config: ServerConfig, *, open_backend: OpenBackend = open_local_backen
         try:
             uvloop.run(run(build_app(config), sock=sock, open_backend=open_backend))
         except* (EngineError, TokenizationError) as group:
-            _say(_first(group))
+            _say(explain(_first(group)))
             exit_code = 1
     return exit_code
 

@@ -13,7 +13,13 @@ from core.execution.host_memory import (
 )
 from core.execution.worker_info import WorkerMemory
 
-__all__ = ["cgroup_headroom_bytes", "default_pool_bytes", "kilobyte_fields", "process_memory"]
+__all__ = [
+    "cgroup_headroom_bytes",
+    "default_pool_bytes",
+    "free_pool_bytes",
+    "kilobyte_fields",
+    "process_memory",
+]
 
 GPU_POOL_SHARE = 0.85
 
@@ -29,6 +35,18 @@ def default_pool_bytes(
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * GPU_POOL_SHARE)
     return read_host_memory(meminfo=meminfo, cgroup_files=cgroup_files).default_kv_bytes
+
+
+def free_pool_bytes(
+    device: torch.device, *, meminfo: str = MEMINFO, cgroup_files: Sequence[tuple[str, str]] = CGROUP_FILES
+) -> int | None:
+    """The most that a pool could take now; None where it cannot be known."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    memory = read_host_memory(meminfo=meminfo, cgroup_files=cgroup_files)
+    if memory.available_bytes is None and memory.cgroup_headroom_bytes is None:
+        return None
+    return memory.usable_bytes
 
 
 def process_memory() -> WorkerMemory:

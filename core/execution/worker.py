@@ -14,7 +14,7 @@ from core.attention.tiled import TILE_TOKENS, RowRule, TiledAttention
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, UnsupportedModel
 from core.execution.loading import LoadedModel, ModelLoader
-from core.execution.memory import default_pool_bytes, process_memory
+from core.execution.memory import default_pool_bytes, free_pool_bytes, process_memory
 from core.execution.probe import attention_row_rule, check_elementwise, check_row_reductions
 from core.execution.runner import Runner
 from core.execution.threads import ThreadGovernor, thread_counts
@@ -138,7 +138,7 @@ def _load_model(config: EngineConfig, device: torch.device) -> _OpenedModel:
     try:
         identity = _identity(checkpoint)
         architecture = checkpoint.architecture
-        spec, model_config = _read_model(checkpoint, architecture, config.max_model_len)
+        spec, model_config = _read_model(checkpoint, architecture, config)
         loader = ModelLoader(checkpoint, spec, model_config, numerics=config.numerics, device=device.type)
         stamps = "".join(_file_stamp(path) for path in checkpoint.files)
         loaded = loader.load(identity=identity + stamps, cache_dir=config.cache_dir)
@@ -165,7 +165,7 @@ def return_free_memory() -> None:
 
 
 def _read_model(
-    checkpoint: Checkpoint, architecture: str, max_model_len: int
+    checkpoint: Checkpoint, architecture: str, config: EngineConfig
 ) -> tuple[ModelSpec, ModelConfig]:
     spec = find_model(architecture, path=checkpoint.path)
     stored = spec.stored.get(checkpoint.format)
@@ -174,12 +174,23 @@ def _read_model(
             checkpoint.path, f"{architecture} models are read from {', '.join(sorted(spec.stored))}"
         )
     small = {name: _numbers(checkpoint, name) for name in stored.config_tensors if name in checkpoint.tensors}
+    metadata = {**checkpoint.metadata, **small}
     try:
-        return spec, stored.read_config({**checkpoint.metadata, **small}, max_model_len)
+        if config.max_model_len and not config.allow_longer_context:
+            _check_context(config.max_model_len, own=stored.read_config(metadata, 0).max_position)
+        return spec, stored.read_config(metadata, config.max_model_len)
     except KeyError as error:
         raise CheckpointError(checkpoint.path, f"metadata key {error} is missing") from None
     except ValueError as error:
         raise CheckpointError(checkpoint.path, str(error)) from None
+
+
+def _check_context(max_model_len: int, *, own: int) -> None:
+    if max_model_len > own:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}; the model's own context is {own} tokens, and beyond it "
+            "answers become worse: give at most that, or set allow_longer_context too"
+        )
 
 
 def _numbers(checkpoint: Checkpoint, name: str) -> list[float]:
@@ -223,6 +234,8 @@ def _allocate_storage(config: EngineConfig, model_config: ModelConfig, device: t
         raise ConfigError(
             f"kv_bytes is {pool_bytes}; one block of {config.block_size} tokens takes {bytes_per_block} bytes"
         )
+    if config.num_blocks or config.kv_bytes:
+        _check_pool(config, num_blocks * bytes_per_block, free=free_pool_bytes(device))
     try:
         return KVStorage(
             num_blocks,
@@ -237,6 +250,17 @@ def _allocate_storage(config: EngineConfig, model_config: ModelConfig, device: t
         raise ConfigError(
             f"the KV pool of {num_blocks} blocks needs {num_blocks * bytes_per_block} bytes"
         ) from error
+
+
+def _check_pool(config: EngineConfig, num_bytes: int, *, free: int | None) -> None:
+    """The system would grant what is not there, and kill the process once it is written to."""
+    if free is None or num_bytes <= free:
+        return
+    asked = f"num_blocks is {config.num_blocks}" if config.num_blocks else f"kv_bytes is {config.kv_bytes}"
+    raise ConfigError(
+        f"{asked}; the KV pool would take {num_bytes} bytes ({num_bytes / 2**30:.1f} GiB) and {free} "
+        f"({free / 2**30:.1f} GiB) are free: give less, or leave it out"
+    )
 
 
 def _identity(checkpoint: Checkpoint) -> str:

@@ -72,6 +72,12 @@ def test_the_version_is_printed_without_loading_anything_heavy():
     assert result.stdout.startswith("tidegate ")
 
 
+WRITE_A_FILE = (
+    "give the path of a TOML file to --config or TIDEGATE_CONFIG "
+    "(`tidegate serve --print-config` writes one), or neither"
+)
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -81,8 +87,7 @@ def test_the_version_is_printed_without_loading_anything_heavy():
         (["serve", "--block-size", "0"], "tidegate: --block-size is 0; it must be between 1 and 256"),
         (
             ["serve", "--config", "/nowhere.toml"],
-            "tidegate: /nowhere.toml: cannot be read: No such file or directory; give the path of a TOML file "
-            + "to --config or TIDEGATE_CONFIG (`tidegate serve --print-config` writes one), or neither",
+            "tidegate: /nowhere.toml: cannot be read: No such file or directory; " + WRITE_A_FILE,
         ),
     ],
 )
@@ -132,3 +137,18 @@ def test_a_model_file_that_is_no_use_ends_in_one_line(tmp_path, kind):
     assert "Traceback" not in result.stderr
     last = result.stderr.splitlines()[-1]
     assert str(path) in last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--max-model-len", "99999"], "--max-model-len is 99999; the model's own context is 8192 tokens"),
+        (["--kv-bytes", "900T"], f"--kv-bytes is {900 << 40}; the KV pool would take "),
+    ],
+)
+def test_what_the_model_or_the_machine_cannot_give_is_refused_by_flag(default_model_path, arguments, said):
+    result = tidegate("serve", str(default_model_path), "--port", "0", *arguments)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith(f"tidegate: {said}")
+    assert "Traceback" not in result.stderr

@@ -46,6 +46,7 @@ ANOTHER_VALUE: dict[str, tuple[str, object]] = {
     "num_blocks": ("9", 9),
     "kv_bytes": ("1048576", 1 << 20),
     "max_model_len": ("2048", 2048),
+    "allow_longer_context": ("true", True),
     "max_step_tokens": ("128", 128),
     "max_prefill_tokens": ("32", 32),
     "max_running": ("4", 4),
@@ -249,6 +250,13 @@ def test_a_file_with_a_mistake_is_refused_by_name(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message) as caught:
         configured(file=file)
     assert str(file) in str(caught.value)
+
+
+def test_a_refusal_of_the_engine_is_worded_by_where_the_option_was_set():
+    options = gather_options(flags={"kv_bytes": "1G"}, environment={"TIDEGATE_MAX_MODEL_LEN": "9"})
+    said = options.explain("max_model_len is 9; set allow_longer_context too, or see kv_bytes")
+    assert said == "TIDEGATE_MAX_MODEL_LEN is 9; set --allow-longer-context too, or see --kv-bytes"
+    assert options.explain("/my_models/x: the port is missing") == "/my_models/x: the port is missing"
 
 
 def test_a_file_that_is_missing_or_binary_is_refused_in_one_line(tmp_path):

@@ -13,6 +13,7 @@ from core.execution import memory
 from core.execution.memory import (
     cgroup_headroom_bytes,
     default_pool_bytes,
+    free_pool_bytes,
     kilobyte_fields,
     process_memory,
 )
@@ -81,6 +82,17 @@ def test_the_default_pool_is_the_lesser_of_a_quarter_and_the_headroom(tmp_path):
     assert default_pool_bytes(cpu, meminfo=str(meminfo), cgroup_files=()) == quarter
     assert default_pool_bytes(cpu, meminfo=str(tmp_path / "absent"), cgroup_files=()) == 1 << 30
     assert default_pool_bytes(cpu, meminfo=str(tmp_path / "absent"), cgroup_files=tight) == 600_000
+
+
+def test_what_a_pool_may_take_is_all_that_is_available_and_the_group_allows(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemAvailable: 4000 kB\n")
+    tight = (write_cgroup(tmp_path / "tight", "600000", "0"),)
+    cpu, absent = torch.device("cpu"), str(tmp_path / "absent")
+    assert free_pool_bytes(cpu, meminfo=str(meminfo), cgroup_files=tight) == 600_000
+    assert free_pool_bytes(cpu, meminfo=str(meminfo), cgroup_files=()) == 4_000 * 1024
+    assert free_pool_bytes(cpu, meminfo=absent, cgroup_files=tight) == 600_000
+    assert free_pool_bytes(cpu, meminfo=absent, cgroup_files=()) is None
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """The real worker's options: device, pool size, defaults, and what it tells about itself."""
 
+import msgspec
 import pytest
 import torch
 
@@ -67,12 +68,36 @@ def test_too_few_bytes_for_one_block_are_refused_with_both_numbers(checkpoint):
         load_worker(config)
 
 
-def test_a_pool_beyond_all_memory_is_refused_with_its_size(checkpoint):
+def test_a_pool_beyond_all_memory_is_refused_with_both_sizes(checkpoint):
     num_blocks = 2**31 - 1
     config = EngineConfig(checkpoint=checkpoint, num_blocks=num_blocks, block_size=256)
     num_bytes = num_blocks * 256 * HALF_TOKEN_BYTES
-    with pytest.raises(ConfigError, match=f"the KV pool of {num_blocks} blocks needs {num_bytes} bytes"):
+    expected = rf"num_blocks is {num_blocks}; the KV pool would take {num_bytes} bytes .* and \d+ .* are free"
+    with pytest.raises(ConfigError, match=expected):
         load_worker(config)
+
+
+@pytest.mark.parametrize("asked", [{"kv_bytes": 1 << 20}, {"num_blocks": 64}])
+def test_a_pool_may_not_pass_what_is_free_at_the_start(checkpoint, monkeypatch, asked):
+    for free, refused in ((1 << 30, False), (None, False), (1 << 10, True)):
+        monkeypatch.setattr("core.execution.worker.free_pool_bytes", lambda _device, free=free: free)
+        config = EngineConfig(checkpoint=checkpoint, **asked)
+        if refused:
+            ((name, value),) = asked.items()
+            with pytest.raises(
+                ConfigError, match=rf"^{name} is {value}; .* and {free} \(0\.0 GiB\) are free"
+            ):
+                load_worker(config)
+        else:
+            assert load_worker(config).info.num_blocks >= 64
+
+
+def test_a_context_beyond_the_models_own_needs_an_option_of_its_own(checkpoint):
+    config = EngineConfig(checkpoint=checkpoint, num_blocks=4, max_model_len=129)
+    with pytest.raises(ConfigError, match=r"^max_model_len is 129; the model's own context is 128 tokens"):
+        load_worker(config)
+    allowed = msgspec.structs.replace(config, allow_longer_context=True)
+    assert load_worker(allowed).info.max_model_len == 129
 
 
 def test_the_default_pool_and_context_come_from_the_machine_and_the_checkpoint(checkpoint):
