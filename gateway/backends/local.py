@@ -246,11 +246,19 @@ class LocalBackend:
 
 @contextmanager
 def _too_long_names(param: str) -> Iterator[None]:
-    """The engine knows no field names: say which one was too long."""
+    """The engine knows no field names: say which one was too long, the prompt or the answer asked for."""
     try:
         yield
     except RequestTooLong as error:
-        raise InvalidRequest(str(error), param=param, code=error.code) from None
+        room = error.limit - error.num_prompt_tokens
+        if room <= 0:
+            raise InvalidRequest(str(error), param=param, code=error.code) from None
+        raise InvalidRequest(
+            f"max_tokens is {error.max_tokens}; {error.limit_name} is {error.limit} and the prompt has "
+            f"{error.num_prompt_tokens} tokens, so at most {room} are allowed",
+            param="max_tokens",
+            code=error.code,
+        ) from None
 
 
 def _counter(name: str, description: str, value: float) -> Gauge:

@@ -184,16 +184,25 @@ async def test_a_client_that_leaves_gives_its_blocks_back_within_a_step(stream: 
 
 async def test_what_can_never_fit_is_refused_before_it_is_queued() -> None:
     async with served() as (server, opened):
-        for body in (
-            greedy("x" * 2000),
-            greedy("x" * 2000, stream=True),
-            greedy("Hello", max_tokens=5000),
-            greedy("x" * 600, stream=True, max_tokens=900),
+        for body, param in (
+            (greedy("x" * 2000), "messages"),
+            (greedy("x" * 2000, stream=True), "messages"),
+            (greedy("Hello", max_tokens=5000), "max_tokens"),
+            (greedy("x" * 600, stream=True, max_tokens=900), "max_tokens"),
         ):
             response = await ask(server, body)
             assert (response.status, response.error["code"]) == (400, "context_length_exceeded")
-            assert response.error["param"] == "messages"
+            assert response.error["param"] == param
         assert opened.engine.stats().num_requests == 0
+
+
+async def test_too_many_tokens_are_refused_with_how_many_are_allowed() -> None:
+    async with served() as (server, _):
+        refused = (await ask(server, greedy("Hello", max_tokens=5000))).error["message"]
+        room = int(refused.removesuffix(" are allowed").rpartition(" ")[2])
+        assert refused.startswith("max_tokens is 5000; the context length is 1024 and the prompt has ")
+        assert (await ask(server, greedy("Hello", max_tokens=room + 1))).status == 400
+        assert (await ask(server, greedy("Hello", max_tokens=room))).status == 200
 
 
 async def test_a_text_that_leaves_no_marker_is_refused_with_its_path() -> None:
@@ -315,10 +324,14 @@ async def test_a_client_that_leaves_ends_all_its_choices(stream: bool) -> None:
 async def test_completions_are_named_in_their_own_words_when_they_are_too_long() -> None:
     body = {"model": "scripted", "prompt": ["a", "x" * 2000], "max_tokens": 4}
     async with served() as (server, opened):
-        for fields in ({}, {"prompt": "x" * 600, "max_tokens": 900}, {"prompt": [[97] * 1024]}):
+        for fields, param in (
+            ({}, "prompt"),
+            ({"prompt": "x" * 600, "max_tokens": 900}, "max_tokens"),
+            ({"prompt": [[97] * 1024]}, "prompt"),
+        ):
             response = await ask(server, json.dumps(body | fields).encode(), path="/v1/completions")
             assert (response.status, response.error["code"]) == (400, "context_length_exceeded")
-            assert response.error["param"] == "prompt"
+            assert response.error["param"] == param
         assert opened.num_held_blocks() == 0
 
 
