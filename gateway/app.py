@@ -59,6 +59,7 @@ def build_app(config: ServerConfig) -> web.Application:
     app.router.add_get("/v1/models/{model_id:.+}", status_routes.show_model)
     app.router.add_get("/livez", status_routes.livez)
     app.router.add_get("/readyz", status_routes.readyz)
+    app.router.add_get("/health", status_routes.readyz)
     app.router.add_get("/metrics", status_routes.metrics)
     return app
 

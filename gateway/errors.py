@@ -70,9 +70,11 @@ class ModelNotFound(GatewayError):
     code = "model_not_found"
     param = "model"
 
-    def __init__(self, model: str, *, served: tuple[str, ...]) -> None:
+    def __init__(self, model: str, *, served: tuple[str, ...], aliases: tuple[str, ...] = ()) -> None:
+        also = f", also as {', '.join(aliases)}" if aliases else ""
         super().__init__(
-            f"the model {model[:128]!r} does not exist here; served: {', '.join(served) or 'none'}"
+            f"the model {model[:128]!r} does not exist here; served: {', '.join(served) or 'none'}{also}; "
+            "`tidegate serve --alias NAME` adds a name"
         )
 
 

@@ -17,13 +17,23 @@ def _json(value: object, *, status: int = HTTPStatus.OK) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json", status=status)
 
 
-def _model(model_id: str) -> dict[str, object]:
-    return {"id": model_id, "object": "model", "created": _SERVER_STARTED, "owned_by": "tidegate"}
+def _model(model_id: str, *, root: str | None = None) -> dict[str, object]:
+    """`root` is the model that an alias stands for."""
+    return {
+        "id": model_id,
+        "object": "model",
+        "created": _SERVER_STARTED,
+        "owned_by": "tidegate",
+        "root": root or model_id,
+    }
 
 
 async def list_models(http: web.Request) -> web.Response:
-    """Empty while the model loads."""
-    return _json({"object": "list", "data": [_model(model_id) for model_id in http.app[BACKENDS].models()]})
+    """Models, then their aliases. Empty while the model loads."""
+    backends = http.app[BACKENDS]
+    models = [_model(model_id) for model_id in backends.models()]
+    aliases = [_model(alias, root=model_id) for alias, model_id in backends.aliases()]
+    return _json({"object": "list", "data": models + aliases})
 
 
 async def show_model(http: web.Request) -> web.Response:

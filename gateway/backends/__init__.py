@@ -121,6 +121,13 @@ class Backends:
     def models(self) -> tuple[str, ...]:
         return tuple(self._by_model)
 
+    def aliases(self) -> tuple[tuple[str, str], ...]:
+        """(further name, model it stands for); without `*`, which is no name."""
+        if not self._by_model:
+            return ()
+        named = dict.fromkeys(self._aliases)
+        return tuple((name, self._first()) for name in named if name != "*" and name not in self._by_model)
+
     def all(self) -> tuple[Backend, ...]:
         return tuple(dict.fromkeys(self._by_model.values()))
 
@@ -135,6 +142,10 @@ class Backends:
             raise NotReady
         if model not in self._by_model:
             if model not in self._aliases and "*" not in self._aliases:
-                raise ModelNotFound(model, served=self.models())
-            model = next(iter(self._by_model))
+                aliases = tuple(name for name, _ in self.aliases())
+                raise ModelNotFound(model, served=self.models(), aliases=aliases)
+            model = self._first()
         return self._by_model[model], model
+
+    def _first(self) -> str:
+        return next(iter(self._by_model))

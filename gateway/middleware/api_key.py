@@ -9,7 +9,7 @@ from gateway.errors import Unauthorized
 from gateway.keys import API_KEYS, RECORD
 from gateway.middleware import Handler
 
-PUBLIC = frozenset({("GET", "/livez"), ("GET", "/readyz")})
+PUBLIC = frozenset({("GET", "/livez"), ("GET", "/readyz"), ("GET", "/health")})
 """Probes. `/metrics` needs a key as well: it tells how busy the server is, and with what."""
 
 _BEARER = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +(\S+) *")

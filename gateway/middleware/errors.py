@@ -51,7 +51,10 @@ def _named(http: web.Request, error: web.HTTPException) -> Exception:
         case web.HTTPRequestEntityTooLarge():
             return BodyTooLarge(max_body_bytes=http.app[CONFIG].max_body_bytes)
         case web.HTTPNotFound():
-            return RouteNotFound(f"there is no route {http.path[:128]!r}")
+            return RouteNotFound(
+                f"there is no route {http.path[:128]!r}; the API is under /v1, as /v1/models and "
+                "/v1/chat/completions, and the probes are /livez and /readyz"
+            )
         case web.HTTPMethodNotAllowed():
             allowed = tuple(sorted(error.allowed_methods))
             return MethodNotAllowed(
@@ -72,13 +75,13 @@ def _respond(http: web.Request, report: ErrorReport) -> web.Response:
     dialect = http.get(DIALECT)
     return web.Response(
         status=report.status,
-        body=_plain_body(report) if dialect is None else dialect.error(report),
+        body=plain_body(report) if dialect is None else dialect.error(report),
         content_type="application/json",
         headers=headers,
     )
 
 
-def _plain_body(report: ErrorReport) -> bytes:
+def plain_body(report: ErrorReport) -> bytes:
     """For routes of no dialect: the shape that most clients know."""
     return msgspec.json.encode(
         {

@@ -59,7 +59,7 @@ async def test_every_route_but_the_probes_needs_a_key(keys: str) -> None:
     async with scripted(api_key_file=keys) as (server, backend):
         for method, path in sorted(routes(server.app)):
             status, headers = await head_of(server, path, method)
-            if path in ("/livez", "/readyz"):
+            if path in ("/livez", "/readyz", "/health"):
                 assert status == 200, (method, path)
             else:
                 assert status == 401, (method, path)
@@ -67,7 +67,7 @@ async def test_every_route_but_the_probes_needs_a_key(keys: str) -> None:
             status, _ = await head_of(server, path, method, headers=bearer(KEY))
             assert status != 401, (method, path)
         assert backend.num_opened == 0
-    assert {("GET", "/livez"), ("GET", "/readyz")} == PUBLIC
+    assert {("GET", "/livez"), ("GET", "/readyz"), ("GET", "/health")} == PUBLIC
 
 
 @pytest.mark.parametrize(

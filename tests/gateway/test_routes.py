@@ -24,7 +24,37 @@ async def test_an_unknown_model_gets_404_naming_what_is_served() -> None:
             assert response.status == 404
             assert response.error["code"] == "model_not_found"
             assert response.error["param"] == "model"
-            assert "scripted" in response.error["message"]
+            assert "served: scripted; `tidegate serve --alias NAME`" in response.error["message"]
+
+
+async def test_aliases_are_listed_beside_the_model_they_stand_for() -> None:
+    async with scripted(aliases=("gpt-9", "*", "gpt-9", "scripted")) as (server, _):
+        listed = (await get(server, "/v1/models")).json["data"]
+        assert [(model["id"], model["root"]) for model in listed] == [
+            ("scripted", "scripted"),
+            ("gpt-9", "scripted"),
+        ]
+    async with scripted(aliases=("gpt-9",)) as (server, _):
+        refused = await ask(server, chat_body(model="gpt-8"))
+        assert "served: scripted, also as gpt-9; " in refused.error["message"]
+
+
+async def test_health_is_another_name_of_readyz() -> None:
+    async with scripted() as (server, backend):
+        for alive in (True, False):
+            backend.alive = alive
+            health, ready = await get(server, "/health"), await get(server, "/readyz")
+            assert (health.status, health.json) == (ready.status, ready.json)
+        backend.alive = True
+        assert health.status == 503
+
+
+@pytest.mark.parametrize("path", ["/", "/v2/chat", "/v1/responses2"])
+async def test_a_path_that_is_no_route_says_where_the_routes_are(path: str) -> None:
+    async with scripted() as (server, _):
+        error = (await get(server, path)).error
+    assert error["code"] == "route_not_found"
+    assert all(known in error["message"] for known in ("/v1/models", "/livez", "/readyz"))
 
 
 @pytest.mark.parametrize("aliases", [("gpt-9", "other/name"), ("*",)])
