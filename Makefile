@@ -4,7 +4,7 @@
 # Variables
 #   PYTHON=python3       the Python (3.11 or newer) that .venv is made with
 #   TORCH_INDEX=URL      a package index with CPU-only torch wheels, asked besides the usual one
-#   MODEL=FILE           serve this .gguf file instead of the default model
+#   MODEL=FILE           serve this .gguf file, folder or ORG/NAME instead of the default model
 #   ARGS="..."           further arguments for tidegate, pytest or the benchmarks
 #   NAME=...             run one benchmark: tests/benchmarks/bench_NAME.py
 
@@ -16,6 +16,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 NAME ?=
 BENCHMARKS := $(patsubst tests/benchmarks/bench_%.py,%,$(wildcard tests/benchmarks/bench_*.py))
+
+# One word for the shell, whatever is in it.
+quoted = '$(subst ','\'',$(1))'
 
 # A set-up is fresh while these two files hold what they held when it was made, whatever their dates.
 KEY := $(shell cat pyproject.toml constraints-dev.txt | cksum | tr -d ' ')
@@ -32,7 +35,7 @@ help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,9p'
 
 serve: $(READY)
-	@exec $(BIN)/tidegate serve $(MODEL) $(ARGS)
+	@exec $(BIN)/tidegate serve $(if $(MODEL),$(call quoted,$(MODEL))) $(ARGS)
 
 test: $(READY_DEV) model
 	$(BIN)/python -m pytest $(ARGS)
