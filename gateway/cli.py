@@ -15,7 +15,7 @@ from gateway import __version__
 from gateway.api_keys import read_key_file
 from gateway.commands import CommandFailed
 from gateway.config import ENVIRONMENT_PREFIX, Options, ServerConfig, build_config, gather_options
-from gateway.hub import default_model_id, resolve_model
+from gateway.hub import check_readable, default_model_id, resolve_model
 from gateway.model_store import DEFAULT_MODEL, ModelUnavailable, cache_folder, cached_model, pull
 
 app = typer.Typer(
@@ -272,7 +272,7 @@ def _with_model(config: ServerConfig) -> ServerConfig:
     is_default = config.model in ("", DEFAULT_MODEL.model_id)
     engine = msgspec.structs.replace(
         config.engine,
-        checkpoint=_pull_with_progress() if is_default else resolve_model(config.model),
+        checkpoint=_pull_with_progress() if is_default else check_readable(resolve_model(config.model)),
         cache_dir=config.engine.cache_dir or str(cache_folder() / "packed"),
     )
     return msgspec.structs.replace(config, engine=engine)

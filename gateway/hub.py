@@ -43,6 +43,30 @@ def resolve_model(name: str) -> str:
     return _from_hub(match["repo"], match["file"])
 
 
+def check_readable(path: str) -> str:
+    """Return `path`, a model's file or folder, if it can be opened: a wrong one fails before anything starts.
+
+    Raises:
+        ModelUnavailable: it is not there or not readable; says what to do.
+    """
+    try:
+        if not Path(path).is_dir():
+            with Path(path).open("rb"):
+                return path
+        next(Path(path).iterdir(), None)
+    except FileNotFoundError:
+        raise ModelUnavailable(
+            f"{path}: there is no such file; give the path of a .gguf file or of a model folder, or no MODEL "
+            "for the default one"
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in it
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelUnavailable(
+            f"{path[:256]!r}: cannot be opened: {reason}; check the path and who may read it"
+        ) from None
+    return path
+
+
 def default_model_id(name: str) -> str:
     """What clients ask for where no name is given: the last part of MODEL, in lower case."""
     last = name.rstrip("/").rpartition("/")[2].rpartition(":")[2]

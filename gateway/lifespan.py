@@ -1,6 +1,7 @@
 """The server's life: listen, load, serve, drain, stop."""
 
 import asyncio
+import errno
 import signal
 import socket
 import sys
@@ -47,9 +48,7 @@ def serve(
     try:
         sock = bind(config.host, config.port)
     except OSError as error:
-        _say(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; choose another --port"
-        )
+        _say(f"cannot listen on {config.host}:{config.port}: {_why_not(error)}")
         return 1
     exit_code = 0
     with sock:
@@ -78,6 +77,20 @@ def bind(host: str, port: int) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _why_not(error: OSError) -> str:
+    """What the system says about an address, and what to do about it."""
+    said = error.strerror or str(error)
+    if isinstance(error, socket.gaierror):
+        return (
+            f"the host cannot be resolved ({said}); give an address of this machine to --host, as 127.0.0.1"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{said}: it is no address of this machine; choose another --host, as 127.0.0.1 or 0.0.0.0"
+    if error.errno == errno.EACCES:
+        return f"{said}: ports below 1024 need the system's leave; choose another --port"
+    return f"{said}; choose another --port"
 
 
 async def run(

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from core.errors import CheckpointError, UnsupportedModel
 from core.weights.checkpoint import MetadataValue, TensorInfo
+from core.weights.mapped_file import shown_start
 
 DEFAULT_ALIGNMENT = 32
 MAX_ARRAY_DEPTH = 4
@@ -120,7 +121,10 @@ class HeaderReader:
     def _read_version(self) -> None:
         magic = self._data[:4]
         if magic != b"GGUF":
-            self._fail(f"is not a GGUF file: it starts with {magic!r} and should start with b'GGUF'")
+            self._fail(
+                f'is not a GGUF file: it starts with {shown_start(magic)} and should start with "GGUF"; '
+                "give the path of a .gguf file, or of a folder with config.json and model.safetensors"
+            )
         self._at = 4
         version = self._u32("version")
         if version in (2, 3):
@@ -249,7 +253,7 @@ class HeaderReader:
             if tensor.offset + tensor.nbytes > self._size:
                 self._fail(
                     f"{described} needs bytes {tensor.offset} to {tensor.offset + tensor.nbytes}, "
-                    f"but the file has {self._size}: it is truncated or damaged"
+                    f"but the file has {self._size}: it is truncated or damaged; download or copy it again"
                 )
             if tensor.offset < end:
                 self._fail(
@@ -291,7 +295,7 @@ class HeaderReader:
         if num_bytes > self._size - self._at:
             self._fail(
                 f"{field} at offset {self._at} needs {num_bytes} bytes, but {self._size - self._at} are left "
-                f"of the file's {self._size}: it is truncated or damaged"
+                f"of the file's {self._size}: it is truncated or damaged; download or copy it again"
             )
 
     def _fail(self, problem: str) -> NoReturn:

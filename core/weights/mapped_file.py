@@ -42,6 +42,12 @@ class MappedFile:
         del self.mapping
 
 
+def shown_start(raw: bytes) -> str:
+    """A file's first bytes for people: as text where they are text, else in hexadecimal."""
+    text = raw.decode("ascii", errors="replace")
+    return f'"{text}"' if text.isascii() and text.isprintable() else f"the bytes {raw.hex(' ')}"
+
+
 def map_file(path: str, *, kind: str) -> MappedFile:
     """Map a regular, non-empty file read-only.
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 from core.errors import CheckpointError, UnsupportedModel
 from core.weights.checkpoint import MetadataValue, TensorInfo
 from core.weights.json_file import parse_json_object
-from core.weights.mapped_file import MappedFile
+from core.weights.mapped_file import MappedFile, shown_start
 
 MOST_HEADER_BYTES = 100_000_000
 """The format's own bound."""
@@ -62,7 +62,10 @@ class _Header:
             end, before = tensor.offset + tensor.nbytes, tensor.name
         if end != self._file.num_bytes:
             what = "is cut short" if end > self._file.num_bytes else "has bytes that belong to no tensor"
-            self._fail(f"{what}: its tensors end at byte {end}, the file at {self._file.num_bytes}")
+            self._fail(
+                f"{what}: its tensors end at byte {end}, the file at {self._file.num_bytes}; "
+                "download or copy it again"
+            )
         return {tensor.name: tensor for tensor in found}
 
     def _entries(self) -> tuple[dict[str, MetadataValue], int]:
@@ -72,7 +75,8 @@ class _Header:
         header_bytes = int.from_bytes(self._file.bytes_at(0, 8), "little")
         if header_bytes > size - 8:
             self._fail(
-                f"header length {header_bytes} at offset 0 passes the end of the file: {size} bytes in all"
+                f"header length {header_bytes} at offset 0 passes the end of the file: {size} bytes in all; "
+                "it is truncated or no safetensors file: download or copy it again"
             )
         if header_bytes > MOST_HEADER_BYTES:
             self._fail(
@@ -81,7 +85,8 @@ class _Header:
             )
         raw = bytes(self._file.bytes_at(8, header_bytes))
         if not raw.startswith(b"{"):
-            self._fail(f"its header starts with {raw[:8]!r} and should start with '{{'")
+            shown = shown_start(raw[:8])
+            self._fail(f'is no safetensors file: its header starts with {shown} and should start with "{{"')
         entries = parse_json_object(raw, path=self._file.path, what="the header")
         metadata = entries.get("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
@@ -103,7 +108,10 @@ class _Header:
         begin, end = begin_end
         available = self._file.num_bytes - data_offset
         if end > available:
-            self._fail(f"tensor {name!r:.80} ends at data byte {end}; there are {available}")
+            self._fail(
+                f"tensor {name!r:.80} ends at data byte {end}; there are {available}: it is truncated or "
+                "damaged; download or copy it again"
+            )
         tensor = TensorInfo(
             name, our_type, tuple(shape), data_offset + begin, end - begin, file=self._file_number
         )

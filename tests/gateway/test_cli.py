@@ -139,6 +139,52 @@ def test_a_model_file_that_is_no_use_ends_in_one_line(tmp_path, kind):
     assert str(path) in last
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "there is no such file; give the path of a .gguf file or of a model folder"),
+        (
+            b"Dear reader, this is a letter.",
+            'starts with "Dear" and should start with "GGUF"; give the path of',
+        ),
+        (b"GGUF\3\0\0\0" + b"\1" * 90, "it is truncated or damaged; download or copy it again"),
+    ],
+)
+def test_a_model_file_that_is_no_use_says_the_next_step(tmp_path, content, said):
+    path = tmp_path / "model.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    result = tidegate("serve", str(path), "--port", "0", "--executor", "thread")
+    assert result.returncode == 1
+    assert said in result.stderr.splitlines()[-1]
+    if content is None:
+        assert "model_loading" not in result.stderr, "it is known before anything starts"
+
+
+def test_a_model_path_that_cannot_be_one_ends_before_anything_starts():
+    result = tidegate("serve", "/" + "x" * 5000, "--model-id", "m")
+    assert result.returncode == 1
+    assert "File name too long; check the path" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("no-such-host.invalid", "the host cannot be resolved ("),
+        ("192.0.2.1", "it is no address of this machine; choose another --host"),
+    ],
+)
+def test_a_host_that_cannot_be_listened_on_is_told_apart_from_a_busy_port(tmp_path, host, said):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    result = tidegate("serve", str(tmp_path / "model.gguf"), "--host", host)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"tidegate: cannot listen on {host}:8000: ")
+    assert said in result.stderr
+    assert "--port" not in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),

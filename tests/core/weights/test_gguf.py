@@ -183,7 +183,14 @@ def test_an_unreadable_file_is_said_in_one_line(small_file):
 
 
 UNSOUND = {
-    "magic": (b"PK\3\4" + EMPTY, "is not a GGUF file: it starts with b'PK"),
+    "magic": (
+        b"PK\3\4" + EMPTY,
+        'is not a GGUF file: it starts with the bytes 50 4b 03 04 and should start with "GGUF"',
+    ),
+    "text": (
+        b"Once upon a time" + EMPTY,
+        'it starts with "Once" and should start with "GGUF"; give the path',
+    ),
     "short magic": (b"GG", "is not a GGUF file"),
     "tensor count": (header(num_tensors=2**64 - 1), f"tensor count {2**64 - 1} at offset 24 needs"),
     "metadata count": (header(num_entries=2**63), f"metadata count {2**63} at offset 24 needs"),
@@ -276,7 +283,7 @@ UNSOUND = {
     ),
     "tensor offset": (
         header(num_tensors=1) + description("t", (1,), offset=2**64 - 32) + bytes(64),
-        "it is truncated or damaged",
+        "it is truncated or damaged; download or copy it again",
     ),
     "overlap": (
         header(num_tensors=2) + description("a", (16,)) + description("b", (16,), offset=32) + bytes(256),
