@@ -9,7 +9,9 @@ A path that exists is never looked for on the hub. Only weights, configs and tok
 fetched: no Python, nothing pickled.
 """
 
+import errno
 import importlib
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -50,10 +52,9 @@ def check_readable(path: str) -> str:
         ModelUnavailable: it is not there or not readable; says what to do.
     """
     try:
-        if not Path(path).is_dir():
-            with Path(path).open("rb"):
-                return path
-        next(Path(path).iterdir(), None)
+        Path(path).stat()
+        if not os.access(path, os.R_OK):  # not opened: that would wait for a pipe's other end
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except FileNotFoundError:
         raise ModelUnavailable(
             f"{path}: there is no such file; give the path of a .gguf file or of a model folder, or no MODEL "

@@ -121,7 +121,9 @@ async def _serve_backend(app: web.Application, open_backend: OpenBackend, *, url
     async with open_backend(config) as backend:
         app[BACKENDS].add(backend)
         lifecycle.became_ready()
-        _log.info("server_ready", url=url, model=", ".join(app[BACKENDS].models()))
+        models = ", ".join(app[BACKENDS].models())
+        _log.info("server_ready", url=url, model=models)
+        _tell(config, f"ready at {url}/v1 with the model {models}; Ctrl-C stops, twice stops at once")
         await lifecycle.stop_requested()
         await _drain(app, backend)
     _log.info("server_stopped")
@@ -132,7 +134,11 @@ async def _drain(app: web.Application, backend: Backend) -> None:
     admission, lifecycle = app[ADMISSION], app[LIFECYCLE]
     lifecycle.began_draining()
     admission.close()
-    _log.info("drain_started", num_running=admission.num_admitted, timeout_s=app[CONFIG].drain_timeout_s)
+    num_running, timeout_s = admission.num_admitted, app[CONFIG].drain_timeout_s
+    _log.info("drain_started", num_running=num_running, timeout_s=timeout_s)
+    if num_running:
+        requests = "1 request" if num_running == 1 else f"{num_running} requests"
+        _tell(app[CONFIG], f"finishing {requests}, {timeout_s:g} s at most; Ctrl-C again stops at once")
     async with asyncio.TaskGroup() as tasks:
         patient = tasks.create_task(backend.drain(deadline_s=app[CONFIG].drain_timeout_s))
         hurry = tasks.create_task(lifecycle.hurry_requested())
@@ -182,6 +188,12 @@ def _first(group: BaseExceptionGroup[Exception]) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error)
+
+
+def _tell(config: ServerConfig, line: str) -> None:
+    """For a person at the terminal, whatever the log's level; a log for machines is left alone."""
+    if config.log_format != "json" and sys.stderr.isatty():
+        _say(line)
 
 
 def _say(line: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.gateway.commands.running import Terminal
 
 ROOT = Path(__file__).parents[2]
 SERVE = """
@@ -52,6 +55,46 @@ def process(
             yield running
         finally:
             running.kill()
+
+
+@contextmanager
+def at_terminal(*, level: str, log_format: str = "auto", num_deltas: int = 3) -> Iterator[Terminal]:
+    """The same server with its three streams at a pseudo terminal."""
+    options = f'drain_timeout_s=30.0, log_level="{level}"'
+    code = SERVE.replace('"json"', repr(log_format)).replace("drain_timeout_s=float(sys.argv[3])", options)
+    ours, theirs = pty.openpty()
+    arguments = [sys.executable, "-c", code, "0", str(num_deltas)]
+    with subprocess.Popen(arguments, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs) as running:
+        os.close(theirs)
+        try:
+            yield Terminal(running, ours)
+        finally:
+            running.kill()
+            os.close(ours)
+
+
+@pytest.mark.parametrize("level", ["info", "warning", "error"])
+def test_a_person_at_a_terminal_is_told_where_the_server_is_and_how_to_stop_it(level: str) -> None:
+    with at_terminal(level=level, num_deltas=1_000_000) as terminal:
+        terminal.wait_for("tidegate: ready at ")
+        url = terminal.wait_for("/v1 ").removesuffix("/v1 ")
+        terminal.wait_for("with the model scripted; Ctrl-C stops, twice stops at once\r\n")
+        with open_stream(url) as response:
+            assert response.readline().startswith(b"data: ")
+            terminal.process.send_signal(signal.SIGINT)  # the pseudo terminal is nobody's controlling one
+            terminal.wait_for("tidegate: finishing 1 request, 30 s at most; Ctrl-C again stops at once\r\n")
+            terminal.process.send_signal(signal.SIGINT)
+            response.read()
+        assert terminal.wait() == 0
+
+
+def test_a_log_for_machines_stays_one_at_a_terminal() -> None:
+    with at_terminal(level="info", log_format="json") as terminal:
+        said = terminal.wait_for('"server_ready"')
+        terminal.process.send_signal(signal.SIGINT)
+        said += terminal.wait_for('"server_stopped"')
+        assert "Ctrl-C" not in said
+        assert terminal.wait() == 0
 
 
 def url_of(running: "subprocess.Popen[str]") -> str:
