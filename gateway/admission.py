@@ -4,19 +4,38 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.errors import Draining, InvalidRequest, Overloaded
+from gateway.errors import BodiesOverloaded, Draining, InvalidRequest, Overloaded
 from gateway.service_rate import ServiceRate
 
 MAX_READING_BYTES = 256 * 1024 * 1024
 """Bodies on their way in, together. Each is bounded; a thousand connections of them are not."""
+SMALL_BODY_BYTES = 64 * 1024
+"""A body up to this size is read however full the server is of large ones: it is over in a moment."""
+
+
+class Reading:
+    """The room that one body takes while it is read and parsed: what has come of it, not what was said."""
+
+    def __init__(self, admission: "Admission") -> None:
+        self._admission = admission
+        self.num_bytes = 0
+
+    def grow(self, num_bytes: int) -> None:
+        """Take room for bytes that have come.
+
+        Raises:
+            BodiesOverloaded: other bodies have it all; one alone always fits, and so does a small one.
+        """
+        self._admission.take_room(num_bytes, held=self.num_bytes)
+        self.num_bytes += num_bytes
 
 
 class Admission:
     """Hands out permits. Touched by the event loop alone.
 
     Invariants: `num_admitted` is what the open `permit()` scopes hold, and at most `max_admitted`;
-    `num_reading_bytes` is what the open `reading()` scopes asked for, and at most
-    `max_reading_bytes` unless one alone is larger.
+    `num_reading_bytes` is what the open `reading()` scopes hold, and at most `max_reading_bytes`
+    beside small bodies and a first one that alone is larger.
     """
 
     def __init__(
@@ -89,20 +108,23 @@ class Admission:
             self.check()
 
     @contextmanager
-    def reading(self, num_bytes: int) -> Iterator[None]:
-        """Hold room for a body that is being read and parsed: permits bound none of that.
-
-        Raises:
-            Overloaded: too many large bodies at once; a single one always fits.
-        """
-        if self.num_reading_bytes and self.num_reading_bytes + num_bytes > self.max_reading_bytes:
-            raise self._overloaded()
-        self.num_reading_bytes += num_bytes
+    def reading(self) -> Iterator[Reading]:
+        """Hold room for a body that is being read and parsed: permits bound none of that."""
+        reading = Reading(self)
         try:
-            yield
+            yield reading
         finally:
-            self.num_reading_bytes -= num_bytes
+            self.num_reading_bytes -= reading.num_bytes
             self.check()
+
+    def take_room(self, num_bytes: int, *, held: int) -> None:
+        """Called by a `Reading` that holds `held` bytes already."""
+        is_alone = self.num_reading_bytes == held
+        is_full = self.num_reading_bytes + num_bytes > self.max_reading_bytes
+        if is_full and not is_alone and held + num_bytes > SMALL_BODY_BYTES:
+            self.num_refused += 1
+            raise BodiesOverloaded(num_bytes=self.num_reading_bytes)
+        self.num_reading_bytes += num_bytes
 
     def _overloaded(self) -> Overloaded:
         """Tells to come back when all who wait now will have had their turn, and one place is left."""

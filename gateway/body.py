@@ -4,23 +4,21 @@ import asyncio
 
 from aiohttp import web
 
+from gateway.admission import Reading
 from gateway.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, UnsupportedMedia
 from gateway.keys import CONFIG
 
 BODY_TIMEOUT_S = 60.0
+STALL_TIMEOUT_S = 10.0
+"""How long a body may make no progress."""
 
 
-def declared_bytes(http: web.Request) -> int:
-    """How large the body will be; as large as it may be if it does not say."""
-    limit = http.app[CONFIG].max_body_bytes
-    return limit if http.content_length is None else min(http.content_length, limit)
-
-
-async def read_body(http: web.Request) -> bytes:
-    """Read it whole.
+async def read_body(http: web.Request, reading: Reading) -> bytes:
+    """Read it whole, taking room in `reading` for what comes.
 
     Raises:
         InvalidRequest: too large, too slow, compressed, of another kind than JSON, or badly framed.
+        BodiesOverloaded: others' bodies take all the room.
     """
     config = http.app[CONFIG]
     encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
@@ -34,8 +32,24 @@ async def read_body(http: web.Request) -> bytes:
         raise BodyTooLarge(max_body_bytes=config.max_body_bytes)
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await http.read()
+            return await _read_pieces(http, reading, max_bytes=config.max_body_bytes)
     except TimeoutError:
         raise BodyTooSlow(timeout_s=BODY_TIMEOUT_S) from None
     except web.RequestPayloadError:
         raise InvalidRequest("the request body is cut off or not framed as HTTP says") from None
+
+
+async def _read_pieces(http: web.Request, reading: Reading, *, max_bytes: int) -> bytes:
+    body = bytearray()
+    while True:
+        try:
+            async with asyncio.timeout(STALL_TIMEOUT_S):
+                piece = await http.content.readany()
+        except TimeoutError:
+            raise BodyTooSlow(timeout_s=STALL_TIMEOUT_S, is_stalled=True) from None
+        if not piece:
+            return bytes(body)
+        if len(body) + len(piece) > max_bytes:
+            raise BodyTooLarge(max_body_bytes=max_bytes)
+        reading.grow(len(piece))
+        body += piece

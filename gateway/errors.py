@@ -10,6 +10,7 @@
     ├── MethodNotAllowed
     ├── Unauthorized             no API key, or a wrong one
     ├── Overloaded               as many requests as the server takes are in it
+    │   └── BodiesOverloaded     as many bytes of bodies as it takes are being read
     ├── Draining                 the server is stopping
     ├── NotReady                 the model is still loading
     ├── GenerationFailed         a backend's `Failed` event before the first byte
@@ -56,8 +57,12 @@ class BodyTooLarge(InvalidRequest):
 class BodyTooSlow(InvalidRequest):
     code = "body_too_slow"
 
-    def __init__(self, *, timeout_s: float) -> None:
-        super().__init__(f"the request body did not arrive within {timeout_s:g} s")
+    def __init__(self, *, timeout_s: float, is_stalled: bool = False) -> None:
+        super().__init__(
+            f"nothing of the request body came for {timeout_s:g} s"
+            if is_stalled
+            else f"the request body did not arrive within {timeout_s:g} s"
+        )
 
 
 class UnsupportedMedia(InvalidRequest):
@@ -111,6 +116,18 @@ class Overloaded(GatewayError):
             f"the server is busy with {num_admitted} requests, as many as it takes; try again soon"
         )
         self.retry_after_s = retry_after_s
+
+
+class BodiesOverloaded(Overloaded):
+    """Bodies that are being read take all the room there is for them."""
+
+    def __init__(self, *, num_bytes: int) -> None:
+        GatewayError.__init__(
+            self,
+            f"the server is reading large request bodies, {num_bytes} bytes so far and no more at once; "
+            "try again soon",
+        )
+        self.retry_after_s = 1
 
 
 class Draining(GatewayError):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import msgspec
 from aiohttp import web
 
-from gateway.body import declared_bytes, read_body
+from gateway.body import read_body
 from gateway.dialects import AnswerWriter, Dialect
 from gateway.errors import GenerationFailed, SlowReader, describe
 from gateway.events import Event, Failed
@@ -33,8 +33,8 @@ def generate_handler(dialect: Dialect) -> Handler:
         http[DIALECT] = dialect
         app, record = http.app, http[RECORD]
         app[ADMISSION].refuse_if_closed()
-        with app[ADMISSION].reading(declared_bytes(http)):
-            request = dialect.parse(await read_body(http), max_depth=app[CONFIG].max_json_depth)
+        with app[ADMISSION].reading() as reading:
+            request = dialect.parse(await read_body(http, reading), max_depth=app[CONFIG].max_json_depth)
         request = msgspec.structs.replace(request, tenant=record.tenant)
         backend, model = app[BACKENDS].find(request.model)
         record.fields |= {"model": model, "stream": request.stream}

@@ -14,7 +14,7 @@ from aiohttp import web
 from msgspec import Meta, Raw
 
 from gateway.backends import Backend
-from gateway.body import declared_bytes, read_body
+from gateway.body import read_body
 from gateway.errors import GenerationFailed, InvalidRequest
 from gateway.handler import Handler, send_whole
 from gateway.json_fields import decoded_fields, read_object, refuse_unbuilt
@@ -160,8 +160,9 @@ def text_handler(
         """
         app, record = http.app, http[RECORD]
         app[ADMISSION].refuse_if_closed()
-        with app[ADMISSION].reading(declared_bytes(http)):
-            body = read_object(await read_body(http), max_depth=app[CONFIG].max_json_depth, read=read)
+        with app[ADMISSION].reading() as reading:
+            raw = await read_body(http, reading)
+            body = read_object(raw, max_depth=app[CONFIG].max_json_depth, read=read)
         backend, model = app[BACKENDS].find(body.model)
         record.fields["model"] = model
         with app[ADMISSION].permit():

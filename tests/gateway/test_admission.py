@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.admission import Admission
-from gateway.errors import Draining, InvalidRequest, Overloaded
+from gateway.admission import SMALL_BODY_BYTES, Admission
+from gateway.errors import BodiesOverloaded, Draining, InvalidRequest, Overloaded
 
 
 class AdmissionMachine(RuleBasedStateMachine):
@@ -86,11 +86,19 @@ async def test_idle_waits_for_the_last_permit() -> None:
 
 
 def test_bodies_are_bounded_together_but_one_alone_always_fits() -> None:
-    admission = Admission(max_running=1, max_reading_bytes=100)
-    with admission.reading(60), admission.reading(40):
-        with pytest.raises(Overloaded), admission.reading(1):
-            raise AssertionError
+    room = 10 * SMALL_BODY_BYTES
+    admission = Admission(max_running=1, max_reading_bytes=room)
+    with admission.reading() as first, admission.reading() as second, admission.reading() as small:
+        first.grow(room - 10)
+        small.grow(SMALL_BODY_BYTES)
+        for grower in (first, second):
+            with pytest.raises(BodiesOverloaded, match=f"{room - 10 + SMALL_BODY_BYTES} bytes"):
+                grower.grow(SMALL_BODY_BYTES + 1)
+        with pytest.raises(BodiesOverloaded):
+            small.grow(1)
         admission.check()
-    with admission.reading(1000):
-        assert admission.num_reading_bytes == 1000
+    with admission.reading() as alone:
+        alone.grow(2 * room)
+        alone.grow(room)
+        assert admission.num_reading_bytes == 3 * room
     assert admission.num_reading_bytes == 0

@@ -5,12 +5,14 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import body as request_body
+from gateway.keys import ADMISSION
 from tests.gateway.serving import CHAT, Server, ask, chat_body, connected, get, http_request, scripted
 from tests.gateway.test_dialect_conformance import JSON
 from tests.gateway.threads import server_thread
@@ -188,6 +190,53 @@ async def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPat
         connection.send(f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nContent-Length: 100\r\n\r\n{{".encode())
         response = await connection.response()
     assert (response.status, response.error["code"]) == (408, "body_too_slow")
+
+
+async def test_a_body_that_makes_no_progress_is_given_up_long_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_body, "STALL_TIMEOUT_S", 0.2)
+    body = chat_body()
+    async with scripted() as (server, _), asyncio.timeout(10):
+        async with connected(server) as connection:
+            connection.send(http_request(body)[: -len(body)])
+            for i in range(len(body) // 8):  # slower than the bound in all, never in one place
+                connection.send(body[8 * i : 8 * i + 8])
+                await asyncio.sleep(0.03)
+            connection.send(body[len(body) // 8 * 8 :])
+            assert (await connection.response()).status == 200
+        async with connected(server) as connection:
+            connection.send(http_request(body)[:-5])
+            stalled = await connection.response()
+    assert (stalled.status, stalled.error["code"]) == (408, "body_too_slow")
+    assert "nothing" in stalled.error["message"]
+
+
+@pytest.mark.parametrize("head", ["Transfer-Encoding: chunked", f"Content-Length: {16 << 20}"])
+async def test_bodies_that_do_not_come_keep_nobody_out(head: str) -> None:
+    async with scripted() as (server, backend), asyncio.timeout(20), AsyncExitStack() as connections:
+        for _ in range(70):
+            connection = await connections.enter_async_context(connected(server))
+            connection.send(f"POST {CHAT} HTTP/1.1\r\nHost: t\r\n{head}\r\n\r\n".encode())
+        assert server.app[ADMISSION].num_reading_bytes == 0
+        assert [(await ask(server, chat_body())).status for _ in range(3)] == [200] * 3
+        assert backend.num_opened == 3
+
+
+async def test_large_bodies_wait_for_none_and_small_ones_pass_when_the_room_for_bodies_is_taken() -> None:
+    async with scripted() as (server, _), asyncio.timeout(20), connected(server) as reader:
+        admission = server.app[ADMISSION]
+        admission.max_reading_bytes = 300_000
+        large = http_request(chat_body(metadata={"a": "x" * 250_000}))
+        reader.send(large[:-10])
+        while admission.num_reading_bytes < len(large) - 1000:  # noqa: ASYNC110  # it tells nobody
+            await asyncio.sleep(0.001)
+        refused = await ask(server, chat_body(metadata={"a": "x" * 250_000}))
+        small = await ask(server, chat_body())
+        reader.send(large[-10:])
+        read = await reader.response()
+    assert (refused.status, refused.error["code"]) == (429, "overloaded")
+    assert "large request bodies" in refused.error["message"]
+    assert refused.headers["retry-after"] == "1"
+    assert (small.status, read.status) == (200, 200)
 
 
 @pytest.mark.parametrize(
