@@ -5,6 +5,7 @@ import json
 import math
 import os
 import struct
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -40,7 +41,9 @@ def client(default_model_path: Path) -> Iterator[OpenAI]:
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Server]:
-        async with serving(open_local_backend, engine=engine, model_id=MODEL) as server:
+        async with serving(
+            open_local_backend, engine=engine, model_id=MODEL, aliases=("gpt-4o-mini",)
+        ) as server:
             yield server
             server.check_nothing_is_held()
 
@@ -314,3 +317,29 @@ def test_embeddings_are_unit_vectors_that_know_what_a_text_is_about(client: Open
     with pytest.raises(openai.BadRequestError, match="576") as caught:
         client.embeddings.create(model=MODEL, input=texts[0], dimensions=64)
     assert caught.value.param == "dimensions"
+
+
+def test_an_alias_is_listed_and_answers_as_the_model(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL, "gpt-4o-mini"]
+    answer = client.chat.completions.create(
+        model="gpt-4o-mini", messages=[{"role": "user", "content": "Hi"}], max_tokens=1
+    )
+    assert answer.model == MODEL
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 31, "the template's own system prompt, as README says"
+
+
+def test_health_is_green_and_other_paths_say_where_to_go(client: OpenAI) -> None:
+    root = str(client.base_url).removesuffix("/v1/")
+    with urllib.request.urlopen(f"{root}/health", timeout=20) as response:
+        assert json.load(response) == {"status": "ready", "models": [MODEL]}
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(root, timeout=20)
+    assert "/v1/chat/completions" in json.load(caught.value)["error"]["message"]
+
+
+def test_too_many_tokens_are_refused_with_how_many_are_allowed(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, "Hi", max_tokens=2048)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "max_tokens")
+    assert "at most 2017 are allowed" in caught.value.message
