@@ -143,10 +143,11 @@ def generate_command(
     from gateway.commands.sampling_flags import read_sampling
 
     sampling = read_sampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    checked, _ = _checked({"model": model, "config": config, "device": device, "threads": threads})
+    checked, options = _checked({"model": model, "config": config, "device": device, "threads": threads})
     from gateway.commands.generate import generate
 
-    generate(_with_model(checked), prompt, system=system, raw=raw, sampling=sampling)
+    with options.explaining():
+        generate(_with_model(checked), prompt, system=system, raw=raw, sampling=sampling)
 
 
 @app.command("chat")
@@ -166,10 +167,11 @@ def chat_command(
     from gateway.commands.sampling_flags import read_sampling
 
     sampling = read_sampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    checked, _ = _checked({"model": model, "config": config, "device": device, "threads": threads})
+    checked, options = _checked({"model": model, "config": config, "device": device, "threads": threads})
     from gateway.commands.chat import chat
 
-    chat(_with_model(checked), system=system, sampling=sampling)
+    with options.explaining():
+        chat(_with_model(checked), system=system, sampling=sampling)
 
 
 @app.command("doctor")

@@ -3,7 +3,8 @@
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -131,6 +132,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         """Call the options in a refusal as the user does: by flag, variable or key of a file."""
         return _OPTION_NAME.sub(lambda match: self._as_set(match[0]), message)
 
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Word the refusals of a scope so."""
+        try:
+            yield
+        except ConfigError as error:
+            raise ConfigError(self.explain(str(error))) from None
+
     def _as_set(self, word: str) -> str:
         field = FIELD_OF_FLAG.get(word, word)
         if field not in SERVER_FIELDS | ENGINE_FIELDS:
@@ -184,10 +193,8 @@ def build_config(
         model=options.model,
         engine=EngineConfig(checkpoint=checkpoint, **engine),  # type: ignore[arg-type]  # as above
     )
-    try:
+    with options.explaining():
         return config.validated()
-    except ConfigError as error:
-        raise ConfigError(options.explain(str(error))) from None
 
 
 def _converted(options: Options, struct: type[msgspec.Struct], *, names: Iterable[str]) -> dict[str, object]:
@@ -238,6 +245,9 @@ OTHER_VARIABLES = frozenset(
 """Variables that are no options: where files are kept, the file of options, clients', the tests'."""
 
 
+_SERVICE_LINK = re.compile(r"TIDEGATE_(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP)).*")
+
+
 def read_variables(environment: Mapping[str, str], known: Iterable[str]) -> Options:
     """The options that variables give. Empty ones count as not set.
 
@@ -252,7 +262,11 @@ def read_variables(environment: Mapping[str, str], known: Iterable[str]) -> Opti
         if not text or not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
             continue
         if variable not in fields:
-            advice = _did_you_mean(variable, {*fields, *OTHER_VARIABLES}, prefix=ENVIRONMENT_PREFIX)
+            advice = (
+                "Kubernetes sets it for a service of this name: set enableServiceLinks to false"
+                if _SERVICE_LINK.fullmatch(variable)
+                else _did_you_mean(variable, {*fields, *OTHER_VARIABLES}, prefix=ENVIRONMENT_PREFIX)
+            )
             raise ConfigError(f"{variable} is no option; {advice}")
         _put(values, origins, fields[variable], value=text, origin=variable)
     return Options(values=values, origins=origins)

@@ -198,3 +198,11 @@ def test_what_the_model_or_the_machine_cannot_give_is_refused_by_flag(default_mo
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith(f"tidegate: {said}")
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["generate", "Hi"], ["chat"]])
+def test_a_command_without_a_server_names_the_variable_too(default_model_path, words):
+    result = tidegate(*words, "--model", str(default_model_path), TIDEGATE_MAX_MODEL_LEN="99999")
+    assert result.returncode == 1
+    assert "tidegate: TIDEGATE_MAX_MODEL_LEN is 99999; the model's own context is 8192" in result.stderr

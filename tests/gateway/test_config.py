@@ -109,6 +109,8 @@ def test_every_option_has_its_flags_name_in_a_file_too(tmp_path, name):
         ("TIDEGATE_DRAIN_TIME_OUT", "did you mean TIDEGATE_DRAIN_TIMEOUT?"),
         ("TIDEGATE_CACHES", "did you mean TIDEGATE_CACHE?"),
         ("TIDEGATE_CHECKPOINT", "there are: "),
+        ("TIDEGATE_SERVICE_HOST", "Kubernetes sets it"),
+        ("TIDEGATE_PORT_8000_TCP_ADDR", "Kubernetes sets it"),
         ("TIDEGATE_XYZZY", "there are: TIDEGATE_ACCESS_LOG, TIDEGATE_ALIAS, "),
     ],
 )
