@@ -70,6 +70,13 @@ def test_the_control_groups_headroom_is_its_limit_less_what_is_used(first, secon
     assert cgroup_headroom_bytes(files) == headroom
 
 
+@pytest.mark.parametrize("name", ["inactive_file", "total_inactive_file"])
+def test_page_cache_that_lies_idle_is_headroom_too(name, tmp_path):
+    files = (write_cgroup(tmp_path / "v2", "1000000", "900000"),)
+    (tmp_path / "v2" / "memory.stat").write_text(f"anon 100000\nactive_file 50000\n{name} 700000\n")
+    assert cgroup_headroom_bytes(files) == 800_000
+
+
 def test_the_default_pool_is_the_lesser_of_a_quarter_and_the_headroom(tmp_path):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemAvailable: 4000 kB\n")
