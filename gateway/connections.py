@@ -199,7 +199,7 @@ class _Connection(web.RequestHandler):
 
 def _answer(request: web.BaseRequest, report: ErrorReport) -> web.Response:
     request_id = uuid.uuid4().hex
-    _log.info("request_refused", request_id=request_id, status=report.status, code=report.code)
+    _log.info("request_refused", request_id=request_id, status=int(report.status), code=report.code)
     request._version = HttpVersion11  # noqa: SLF001  # aiohttp takes what it could not read for 1.0
     response = web.Response(
         status=report.status,
