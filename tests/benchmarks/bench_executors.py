@@ -25,6 +25,7 @@ import uvloop
 from core import Engine, EngineConfig, SamplingParams
 from core.config import ExecutorKind
 from core.engine.executor import DEFAULT_WORKER
+from gateway.model_store import DEFAULT_MODEL, pull
 
 TICK_S = 0.001
 FIGURES = {
@@ -65,7 +66,9 @@ def main() -> None:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", required=True, help="path of a model file")
+    parser.add_argument(
+        "--model", default="", help="path of a model file; the default model where none is named"
+    )
     parser.add_argument("--worker", default=DEFAULT_WORKER, help="module:function of the worker's factory")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -88,11 +91,19 @@ def measure_in_a_process(kind: ExecutorKind) -> dict[str, float]:
     return figures
 
 
+def silent(_doing: str, _done: int, _total: int) -> None:
+    """The last line on stdout is the result."""
+
+
 async def measure(options: argparse.Namespace, kind: ExecutorKind) -> dict[str, float]:
     """Run all streams on a warm engine and look at the loop meanwhile."""
     if options.switch_interval_us:
         sys.setswitchinterval(options.switch_interval_us / 1e6)
-    config = EngineConfig(checkpoint=options.model, executor=kind, num_threads=options.num_threads)
+    config = EngineConfig(
+        checkpoint=options.model or str(pull(DEFAULT_MODEL, report=silent)),
+        executor=kind,
+        num_threads=options.num_threads,
+    )
     async with Engine.open(config, worker=options.worker) as engine:
         rng = random.Random(1)
         await stream_all(engine, options, rng, rounds=1)  # compiles and warms
