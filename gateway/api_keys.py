@@ -106,7 +106,7 @@ def _read_lines(path: str) -> tuple[list[str], int]:
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES} bytes")
     try:
-        return data.decode("utf-8-sig").splitlines(), mode
+        return data.decode("utf-8-sig").replace("\r\n", "\n").split("\n"), mode
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not text") from None
 

@@ -248,12 +248,23 @@ def root(
 
 def main() -> None:
     """Run the command line; what the user can mend ends in one line on stderr and exit code 1."""
+    _replace_closed_streams()
     try:
         app(prog_name="tidegate")  # however it was started: completion looks for this name
     except (CommandFailed, EngineError, ModelUnavailable) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except OSError as error:  # a full disk behind stdout, say; what the commands expect they name themselves
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered would fail again at exit
+        _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+
+
+def _replace_closed_streams() -> None:
+    """Give a program that was started without stdin, stdout or stderr empty ones: Python has None there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 -- for the process's life
 
 
 def _checked(flags: dict[str, object]) -> tuple[ServerConfig, Options]:

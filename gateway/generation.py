@@ -163,6 +163,11 @@ def sampling_params(
     """
     rest = max(1, max_context_tokens - num_prompt_tokens)
     max_tokens = rest if request.max_tokens is None else max(1, request.max_tokens)
+    if request.min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {request.min_tokens}, and at most {max_tokens} tokens fit after this prompt",
+            param="min_tokens",
+        )
     check_num_choices(n=request.n, num_prompts=max(1, len(request.prompts)), max_tokens=max_tokens)
     _check_num_logprobs(request, num_tokens=max_tokens + (num_prompt_tokens if request.echo else 0))
     ends = set(request.stop_token_ids) if request.ignore_eos else {*stop_token_ids, *request.stop_token_ids}
@@ -179,7 +184,7 @@ def sampling_params(
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         logit_bias=request.logit_bias,
-        min_tokens=min(request.min_tokens, max_tokens),
+        min_tokens=request.min_tokens,
         num_logprobs=request.num_logprobs,
         prompt_logprobs=request.num_logprobs if request.echo else None,
     )

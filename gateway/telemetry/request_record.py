@@ -20,7 +20,8 @@ class RequestRecord:
         """For the access log."""
         self._now = asyncio.get_running_loop().time
         self._started_s = self._now()
-        self._last_delta_s: float | None = None
+        self._last_delta_s: dict[int, float] = {}
+        """By choice: two choices of one step are not two tokens in a row."""
 
     @property
     def age_s(self) -> float:
@@ -31,12 +32,12 @@ class RequestRecord:
         match event:
             case TextDelta():
                 now_s = self._now()
-                if self._last_delta_s is None:
+                if not self._last_delta_s:
                     self.fields["ttft_s"] = round(now_s - self._started_s, 6)
                     metrics.saw_first_delta(now_s - self._started_s)
-                else:
-                    metrics.saw_next_delta(now_s - self._last_delta_s)
-                self._last_delta_s = now_s
+                elif event.index in self._last_delta_s:
+                    metrics.saw_next_delta(now_s - self._last_delta_s[event.index])
+                self._last_delta_s[event.index] = now_s
             case Started():
                 self.fields["num_prompt_tokens"] = event.num_prompt_tokens
             case Finished():

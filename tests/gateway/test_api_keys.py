@@ -73,6 +73,8 @@ def test_anything_but_the_key_is_nobodys(tmp_path: Path, key: str) -> None:
         (f"a: {KEY}\nb: has spaces in it, many\n", "line 2: a key is 16 to 512"),
         ("a: sha256:12ab\n", "line 1: a sha256 hash has 64"),
         ("sha256:" + "g" * 64, "line 1: a sha256 hash has 64"),
+        ("a: abcdefghijklmnop\x0bqrstuvwxyzabcdefgh\n", "line 1: a key is 16 to 512"),
+        ("a: abcdefghijklmnop\rqrstuvwxyzabcdefgh\n", "line 1: a key is 16 to 512"),
         (f"my name: {KEY}\n", "line 1: a name is 1 to 64"),
         (f": {KEY}\n", "line 1: a name is 1 to 64"),
         (f"a: {KEY}\nb: {KEY}\n", "line 2: this key stands there twice"),

@@ -2,8 +2,10 @@
 
 import inspect
 import os
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -206,3 +208,14 @@ def test_a_command_without_a_server_names_the_variable_too(default_model_path, w
     result = tidegate(*words, "--model", str(default_model_path), TIDEGATE_MAX_MODEL_LEN="99999")
     assert result.returncode == 1
     assert "tidegate: TIDEGATE_MAX_MODEL_LEN is 99999; the model's own context is 8192" in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize(("redirections", "code"), [(">&-", 0), ("<&-", 0), ("2>&-", 0), (">/dev/full", 1)])
+def test_closed_or_full_streams_are_no_traceback(redirections: str, code: int) -> None:
+    command = f"exec {shlex.quote(sys.executable)} -m gateway --version {redirections}"
+    ended = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+    if code:
+        assert ended.stderr == "tidegate: No space left on device\n"

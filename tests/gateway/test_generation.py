@@ -281,3 +281,12 @@ def test_without_max_tokens_an_answer_may_fill_the_context() -> None:
         ).max_tokens
 
     assert (asked(30), asked(99), asked(100), asked(30, 7)) == (70, 1, 1, 7)
+
+
+def test_more_least_tokens_than_fit_are_refused_by_name() -> None:
+    request = GenerateRequest(model="m", prompts=("x",), min_tokens=71)
+    with pytest.raises(InvalidRequest, match="min_tokens is 71, and at most 70") as refusal:
+        sampling_params(
+            request, num_prompt_tokens=30, max_context_tokens=100, stop_token_ids=(), vocab_size=9
+        )
+    assert refusal.value.param == "min_tokens"
