@@ -160,11 +160,11 @@ def test_log_probabilities_are_bounded_by_the_product_of_sizes(
 def test_any_integer_is_in_bounds_or_refused_by_name(dialect: Dialect, field: str, value: int) -> None:
     try:
         request = parse(dialect, **{field: value})
-    except InvalidRequest as error:
+        params = asked(request)
+    except InvalidRequest as error:  # by the field alone, or by what fits after the prompt
         assert error.param == field
         return
     assert request.num_choices <= 128
-    params = asked(request)
     assert 1 <= params.max_tokens < 2**31
     assert 0 <= params.top_k < VOCAB_SIZE
     assert 0 <= params.min_tokens <= params.max_tokens
