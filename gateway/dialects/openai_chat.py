@@ -13,9 +13,10 @@ from msgspec import Meta, Raw
 
 from gateway.dialects import AnswerWriter
 from gateway.errors import ErrorReport, InvalidRequest
-from gateway.events import AnswerToken, ChoiceEnded, Event, Failed, Finished, Started, TextDelta, Usage
+from gateway.events import AnswerToken, ChoiceEnded, Event, Failed, Finished, Started, TextDelta
 from gateway.json_fields import decoded_fields, read_object, refuse_unbuilt
 from gateway.message_fields import read_messages
+from gateway.openai_shapes import error_object, usage_object
 from gateway.request import GenerateRequest
 from gateway.sampling_fields import MAX_TOP_LOGPROBS, SAMPLING_FIELDS, TokenCount, read_sampling
 
@@ -101,21 +102,6 @@ def _sse(value: object) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"
 
 
-def _usage(usage: Usage) -> dict[str, object]:
-    return {
-        "prompt_tokens": usage.num_prompt_tokens,
-        "completion_tokens": usage.num_output_tokens,
-        "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
-    }
-
-
-def _error(report: ErrorReport) -> dict[str, object]:
-    return {
-        "error": {"message": report.message, "type": report.type, "param": report.param, "code": report.code}
-    }
-
-
 def _token(token: bytes, logprob: float | None) -> dict[str, object]:
     return {"token": token.decode(errors="replace"), "logprob": logprob, "bytes": list(token)}
 
@@ -175,20 +161,20 @@ class ChatWriter:
         if not self._include_usage:
             return done
         chunk = {
-            **self._head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(event.usage)
+            **self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_object(event.usage)
         }  # fmt: skip
         return _sse(chunk) + done
 
     def error(self, report: ErrorReport) -> bytes:
         """No `[DONE]` follows: the stream is broken, and clients must not take it for whole."""
-        return _sse(_error(report))
+        return _sse(error_object(report))
 
     def whole(self, events: Sequence[Event]) -> bytes:
         last = events[-1]
         assert isinstance(last, Finished), "only a finished answer has a body"
         choices = [self._choice(index, events) for index in range(len(self._before))]
         return _encode(
-            {**self._head, "object": "chat.completion", "choices": choices, "usage": _usage(last.usage)}
+            {**self._head, "object": "chat.completion", "choices": choices, "usage": usage_object(last.usage)}
         )
 
     def _choice(self, index: int, events: Sequence[Event]) -> dict[str, object]:
@@ -224,7 +210,7 @@ class OpenAIChat:
         return ChatWriter(request, head)
 
     def error(self, report: ErrorReport) -> bytes:
-        return _encode(_error(report))
+        return _encode(error_object(report))
 
 
 DIALECT = OpenAIChat()

@@ -13,8 +13,9 @@ from msgspec import Meta, Raw
 
 from gateway.dialects import AnswerWriter
 from gateway.errors import ErrorReport
-from gateway.events import AnswerToken, ChoiceEnded, Event, Failed, Finished, Started, TextDelta, Usage
+from gateway.events import AnswerToken, ChoiceEnded, Event, Failed, Finished, Started, TextDelta
 from gateway.json_fields import decoded_fields, read_object, refuse_unbuilt, unsupported
+from gateway.openai_shapes import error_object, usage_object
 from gateway.prompt_fields import read_prompts
 from gateway.request import MAX_CHOICES, GenerateRequest
 from gateway.sampling_fields import MAX_TOKENS, MAX_TOP_LOGPROBS, SAMPLING_FIELDS, read_sampling
@@ -87,21 +88,6 @@ def _logprobs(tokens: Iterable[AnswerToken]) -> dict[str, object]:
     }
 
 
-def _usage(usage: Usage) -> dict[str, object]:
-    return {
-        "prompt_tokens": usage.num_prompt_tokens,
-        "completion_tokens": usage.num_output_tokens,
-        "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
-    }
-
-
-def _error(report: ErrorReport) -> dict[str, object]:
-    return {
-        "error": {"message": report.message, "type": report.type, "param": report.param, "code": report.code}
-    }
-
-
 class CompletionWriter:
     """Writes one completion. Streamed or whole, a choice has the same shape."""
 
@@ -136,18 +122,21 @@ class CompletionWriter:
         if not self._include_usage:
             return done
         return (
-            b"data: " + _encode({**self._head, "choices": [], "usage": _usage(event.usage)}) + b"\n\n" + done
+            b"data: "
+            + _encode({**self._head, "choices": [], "usage": usage_object(event.usage)})
+            + b"\n\n"
+            + done
         )
 
     def error(self, report: ErrorReport) -> bytes:
         """No `[DONE]` follows: the stream is broken, and clients must not take it for whole."""
-        return b"data: " + _encode(_error(report)) + b"\n\n"
+        return b"data: " + _encode(error_object(report)) + b"\n\n"
 
     def whole(self, events: Sequence[Event]) -> bytes:
         last = events[-1]
         assert isinstance(last, Finished), "only a finished answer has a body"
         choices = [self._whole_choice(index, events) for index in range(self._num_choices)]
-        return _encode({**self._head, "choices": choices, "usage": _usage(last.usage)})
+        return _encode({**self._head, "choices": choices, "usage": usage_object(last.usage)})
 
     def _whole_choice(self, index: int, events: Sequence[Event]) -> dict[str, object]:
         deltas = [event for event in events if isinstance(event, TextDelta) and event.index == index]
@@ -188,7 +177,7 @@ class OpenAICompletions:
         return CompletionWriter(request, head)
 
     def error(self, report: ErrorReport) -> bytes:
-        return _encode(_error(report))
+        return _encode(error_object(report))
 
 
 DIALECT = OpenAICompletions()
