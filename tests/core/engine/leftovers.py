@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import uvloop
 
 
 def children() -> set[int]:
-    """Process ids of our direct children, zombies included."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+    """Process ids of our direct children, zombies included.
+
+    By every process's parent: a thread that ends while `/proc/PID/task` is read takes its entry along.
+    """
+    return {child.pid for child in psutil.Process().children()}
 
 
 def is_alive(pid: int) -> bool:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from core.config import EngineConfig
@@ -212,5 +213,4 @@ def test_spinning_is_bounded_unless_the_user_has_decided(
 
 
 def children_of(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return [child.pid for child in psutil.Process(pid).children()]
