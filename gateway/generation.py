@@ -4,6 +4,7 @@ The way back, token ids to events, is `answer.py`.
 """
 
 import asyncio
+from array import array
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -47,19 +48,17 @@ class PromptEncoder:
             self.check_token_ids((token_id,), param=f"logit_bias.{token_id}", place="")
         self.check_token_ids(request.stop_token_ids, param="stop_token_ids")
         if request.messages:
-            return [await self.encode_messages(request.messages)]
+            return [await self.encode_messages(request.messages, tenant=request.tenant)]
         return await self.encode_prompts(request.prompts, param="prompt")
 
     async def encode_messages(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, tenant: str = ""
     ) -> Sequence[int]:
-        """Render a conversation and encode it, as `encode` does."""
+        """Render a conversation and encode it, as `encode` does. A tenant's earlier turns are remembered."""
         num_bytes = sum(num_utf8_bytes(message.content) for message in messages)
         self._refuse_hopeless(num_bytes, param="messages")
-        if num_bytes <= INLINE_BYTES:
-            token_ids = self._encode_messages(messages, add_generation_prompt)
-        else:
-            token_ids = await asyncio.to_thread(self._encode_messages, messages, add_generation_prompt)
+        encode = partial(self._encode_messages, messages, add_generation_prompt, scope=tenant)
+        token_ids = encode() if num_bytes <= INLINE_BYTES else await asyncio.to_thread(encode)
         if not token_ids:
             raise InvalidRequest("the prompt is empty", param="messages")
         return token_ids
@@ -130,8 +129,11 @@ class PromptEncoder:
                 code="context_length_exceeded",
             )
 
-    def _encode_messages(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
-        return self._tokenizer.encode_rendered(self._render(messages, add_generation_prompt))
+    def _encode_messages(
+        self, messages: Sequence[Message], add_generation_prompt: bool, *, scope: str
+    ) -> Sequence[int]:
+        rendered = self._render(messages, add_generation_prompt)
+        return array("i", self._tokenizer.encode_rendered(rendered, scope=scope))  # packed off the loop
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> RenderedPrompt:
         if self._template is None:

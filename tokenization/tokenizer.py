@@ -1,18 +1,19 @@
 """Text -> token ids and back: the contract, and the one assembly every tokeniser is made with."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 from tokenization.added_tokens import AddedToken, AddedTokens
 from tokenization.errors import BadText
 from tokenization.prompt import RenderedPrompt
+from tokenization.segment_memory import SegmentMemory
 from tokenization.space_prefix import PieceReader, SpacePrefix
 from tokenization.vocabulary import Vocabulary
 
 
 class Tokenizer(Protocol):
-    """One vocabulary. Immutable: every method may be called from any thread.
+    """One vocabulary. Every method may be called from any thread and depends on its arguments alone.
 
     Long texts are encoded with the GIL released, so call `encode` from a worker thread.
     """
@@ -61,10 +62,14 @@ class Tokenizer(Protocol):
             BadText: `text` holds a lone surrogate.
         """
 
-    def encode_rendered(self, prompt: RenderedPrompt) -> list[int]:
+    def encode_rendered(self, prompt: RenderedPrompt, *, scope: str = "") -> list[int]:
         """Encode a chat prompt: the template's control tokens count, the user's are plain text.
 
-        There is exactly one BOS where the checkpoint wants one: the template's or ours.
+        There is exactly one BOS where the checkpoint wants one: the template's or ours. What a scope's
+        earlier prompts had encoded already is remembered for a while.
+
+        Args:
+            scope: whose prompt it is, such as a tenant. Nothing of one scope shows in another.
         """
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
@@ -75,7 +80,10 @@ class Tokenizer(Protocol):
 
 
 class SegmentedTokenizer:
-    """A `Tokenizer` made of added tokens, a vocabulary and a function that encodes plain segments."""
+    """A `Tokenizer` made of added tokens, a vocabulary and a function that encodes plain segments.
+
+    `memory` is its only state, and it changes no result.
+    """
 
     def __init__(
         self,
@@ -98,6 +106,7 @@ class SegmentedTokenizer:
         assert not adds_bos or bos_token_id is not None
         self._encode_segments = encode_segments
         self._encode_start = encode_start or encode_segments
+        self.memory = SegmentMemory(encode_segments)
         self.space_prefix: SpacePrefix = space_prefix
         self._added = added_tokens
         self._vocabulary = vocabulary
@@ -122,14 +131,16 @@ class SegmentedTokenizer:
 
     def encode(self, text: str, *, parse_special: bool = False, add_bos: bool | None = None) -> list[int]:
         refuse_surrogates(text, "text")
-        ids = self._encode_pieces(self._added.split(text, parse_special=parse_special))
+        ids = self._encode_pieces(self._added.split(text, parse_special=parse_special), self._encode_segments)
         if self._adds_bos if add_bos is None else add_bos:
             ids = self._begin_with_bos(ids)
         return ids
 
-    def encode_rendered(self, prompt: RenderedPrompt) -> list[int]:
+    def encode_rendered(self, prompt: RenderedPrompt, *, scope: str = "") -> list[int]:
         pieces = self._added.split(prompt.marked_text, parse_special=True)
-        ids = self._encode_pieces([prompt.unmark(p) if isinstance(p, str) else p for p in pieces])
+        remembering = partial(self.memory.encode_segments, scope=scope)
+        unmarked = [prompt.unmark(p) if isinstance(p, str) else p for p in pieces]
+        ids = self._encode_pieces(unmarked, remembering)
         return self._begin_with_bos(ids) if self._adds_bos else ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
@@ -140,13 +151,15 @@ class SegmentedTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return self._vocabulary.token_bytes(token_id)
 
-    def _encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
+    def _encode_pieces(
+        self, pieces: Sequence[str | int], encode: Callable[[Sequence[str]], Iterable[Sequence[int]]]
+    ) -> list[int]:
         first = pieces[0] if pieces else 0
         ids: list[int] = []
         if isinstance(first, str):
             ids.extend(next(iter(self._encode_start([first]))))
             pieces = pieces[1:]
-        encoded = iter(self._encode_segments([piece for piece in pieces if isinstance(piece, str)]))
+        encoded = iter(encode([piece for piece in pieces if isinstance(piece, str)]))
         for piece in pieces:
             if isinstance(piece, str):
                 ids.extend(next(encoded))
