@@ -8,12 +8,22 @@ A plan is JSON lines, one request each, plain or gzipped:
 A segment is a run of filler text: the same id is the same text wherever it stands, so every server
 sees the same sharing, whatever its tokenizer. Exactly one of `at_s`, `at_unit` and `after` says when:
 seconds from the start, units of 1/rate from the start, or `delay_s` after the END of other requests'
-answers (all of them, where a list is given).
+answers (all of them, where a list is given). A prompt is system segments, then user and assistant
+ones; it begins and ends with a user's.
 """
 
+import gzip
+import hashlib
+import io
+import re
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from loadtest.errors import PlanInvalid
 
 Role = Literal["system", "user", "assistant"]
 
@@ -58,3 +68,260 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Of the requests as canonical JSON: two reports with the same one did the same work."""
     notes: tuple[str, ...] = ()
     """What was done to the original: bursts spread, lengths scaled. Printed in every report."""
+
+
+MAX_TOKENS = 10_000_000
+"""Of one prompt, and of one answer."""
+MAX_SECONDS = 30 * 86_400.0
+MAX_ID = 200
+MAX_FILE_BYTES = 1 << 30
+"""Unpacked. A plan is made in memory, and a gzip file of a megabyte can hold more than that."""
+
+_ROLES = re.compile("s*u([ua]*u)?")
+"""Many chat templates refuse anything else, or take a last assistant message as one to go on with."""
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A plan's line as written. `join` and `stop` say what is known already, for people who read it."""
+
+    id: str
+    session: str
+    segments: tuple[Segment, ...]
+    max_tokens: int
+    at_s: float | None = None
+    at_unit: float | None = None
+    after: str | tuple[str, ...] | None = None
+    join: Literal["all"] | None = None
+    stop: str | None = None
+    delay_s: float = 0.0
+    cancel_after_s: float | None = None
+    cancel_after_tokens: int | None = None
+
+    def request(self) -> PlannedRequest:
+        after = (self.after,) if isinstance(self.after, str) else self.after or ()
+        return PlannedRequest(
+            id=self.id,
+            session=self.session,
+            segments=self.segments,
+            max_tokens=self.max_tokens,
+            at_s=self.at_s,
+            at_unit=self.at_unit,
+            after=after,
+            delay_s=self.delay_s,
+            cancel_after_s=self.cancel_after_s,
+            cancel_after_tokens=self.cancel_after_tokens,
+        )
+
+
+def load_plan(path: Path) -> Plan:
+    """Read a plan file, plain or gzipped. Its name is the file's, without `.plan.jsonl.gz`.
+
+    Raises:
+        PlanInvalid: naming file, line, field and bound.
+    """
+    decoder = msgspec.json.Decoder(_Line)
+    requests: list[PlannedRequest] = []
+    numbers: list[int] = []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            requests.append(decoder.decode(line).request())
+        except msgspec.DecodeError as error:
+            raise PlanInvalid(f"{path}, line {number}: {error}") from error
+        numbers.append(number)
+    name = re.sub(r"(\.plan)?(\.jsonl?)?(\.gz)?$", "", path.name)
+    return _checked(name, requests, where=lambda index: f"{path}, line {numbers[index]}", whole=str(path))
+
+
+def plan_of(name: str, requests: Iterable[PlannedRequest], *, notes: Sequence[str] = ()) -> Plan:
+    """Check requests and name what they come to by its hash.
+
+    Raises:
+        PlanInvalid: naming request, field and bound.
+    """
+    requests = tuple(requests)
+    return _checked(
+        name,
+        requests,
+        where=lambda index: f"plan {name}, request {requests[index].id!r}",
+        whole=f"plan {name}",
+        notes=notes,
+    )
+
+
+def dump_plan(plan: Plan, path: Path) -> None:
+    """Write a plan so that `load_plan` gives the same requests again; gzipped where the name ends in .gz.
+
+    Notes are not in the file: whoever made the plan says them.
+    """
+    text = b"".join(_canonical(request) + b"\n" for request in plan.requests)
+    # Without a time stamp the same plan is the same file.
+    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+
+
+def read_text(path: Path) -> str:
+    """A text file, plain or gzipped.
+
+    Raises:
+        PlanInvalid: it cannot be read, is no UTF-8, or is too large.
+    """
+    try:
+        raw = path.read_bytes()
+        if raw[:2] == b"\x1f\x8b":
+            with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+                raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise PlanInvalid(f"{path} holds more than {MAX_FILE_BYTES} bytes")
+        return raw.decode()
+    except OSError as error:
+        raise PlanInvalid(f"{path} cannot be read: {error.strerror or error}") from error
+    except (EOFError, zlib.error) as error:
+        raise PlanInvalid(f"{path} is not a whole gzip file: {error}") from error
+    except UnicodeDecodeError as error:
+        raise PlanInvalid(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
+def answer_segments(plan: Plan) -> dict[str, str]:
+    """Which recorded segments stand for which request's answer: segment id -> request id.
+
+    A segment does where a later request repeats the earlier one's prompt and the segment comes next,
+    marked `assistant`. Plans that mark none cannot be played with live history.
+    """
+    by_id = {request.id: request for request in plan.requests}
+    found: dict[str, str] = {}
+    for request in plan.requests:
+        for before in (by_id[name] for name in request.after):
+            end = len(before.segments)
+            if request.segments[:end] == before.segments and len(request.segments) > end:
+                segment = request.segments[end]
+                if segment.role == "assistant":
+                    found.setdefault(segment.segment_id, before.id)
+    return found
+
+
+def _checked(
+    name: str,
+    requests: Sequence[PlannedRequest],
+    *,
+    where: Callable[[int], str],
+    whole: str,
+    notes: Sequence[str] = (),
+) -> Plan:
+    if not requests:
+        raise PlanInvalid(f"{whole} holds no request")
+    places: dict[str, int] = {}
+    for index, request in enumerate(requests):
+        if problem := _problem(request):
+            raise PlanInvalid(f"{where(index)}: {problem}")
+        if request.id in places:
+            raise PlanInvalid(
+                f"{where(index)}: id {request.id!r} was used before, at {where(places[request.id])}"
+            )
+        places[request.id] = index
+    for index, request in enumerate(requests):
+        for waited_for in request.after:
+            if waited_for not in places:
+                raise PlanInvalid(
+                    f"{where(index)}: after names {waited_for!r}, which is no request of the plan"
+                )
+    if circle := _circle(requests):
+        raise PlanInvalid(f"{where(places[circle[0]])}: after makes a circle: {' -> '.join(circle)}")
+    digest = hashlib.sha256()
+    for request in requests:
+        digest.update(_canonical(request) + b"\n")
+    return Plan(name=name, requests=tuple(requests), sha256=digest.hexdigest(), notes=tuple(notes))
+
+
+def _canonical(request: PlannedRequest) -> bytes:
+    """One JSON text per meaning: fixed order, defaults left out, 3 and 3.0 alike."""
+    fields: dict[str, object] = {
+        "id": request.id,
+        "session": request.session,
+        "segments": [
+            [s.segment_id, s.num_tokens] if s.role == "user" else [s.segment_id, s.num_tokens, s.role]
+            for s in request.segments
+        ],
+        "max_tokens": request.max_tokens,
+    }
+    for name in ("at_s", "at_unit"):
+        if (value := getattr(request, name)) is not None:
+            fields[name] = float(value)
+    if request.after:
+        fields |= {"after": list(request.after), "delay_s": float(request.delay_s)}
+    if request.cancel_after_s is not None:
+        fields["cancel_after_s"] = float(request.cancel_after_s)
+    if request.cancel_after_tokens is not None:
+        fields["cancel_after_tokens"] = request.cancel_after_tokens
+    return msgspec.json.encode(fields)
+
+
+def _problem(request: PlannedRequest) -> str | None:
+    """What is wrong with a request on its own, with the field and its bound."""
+    numbers: tuple[tuple[str, float | None, float, float], ...] = (
+        ("max_tokens", request.max_tokens, 1, MAX_TOKENS),
+        ("at_s", request.at_s, 0, MAX_SECONDS),
+        ("at_unit", request.at_unit, 0, MAX_SECONDS),
+        ("delay_s", request.delay_s, 0, MAX_SECONDS),
+        ("cancel_after_s", request.cancel_after_s, 0, MAX_SECONDS),
+        ("cancel_after_tokens", request.cancel_after_tokens, 1, MAX_TOKENS),
+        *((f"segments[{i}] num_tokens", s.num_tokens, 1, MAX_TOKENS) for i, s in enumerate(request.segments)),
+        ("the prompt's tokens", request.num_prompt_tokens, 1, MAX_TOKENS),
+    )
+    for name, number, low, high in numbers:
+        if number is not None and not low <= number <= high:  # NaN fails too
+            return f"{name} is {number}; it must be between {low} and {high:.0f}"
+    texts = (("id", request.id), ("session", request.session))
+    for name, text in (
+        *texts,
+        *((f"segments[{i}] id", s.segment_id) for i, s in enumerate(request.segments)),
+    ):
+        if not 1 <= len(text) <= MAX_ID:
+            return f"{name} has {len(text)} characters; it must have between 1 and {MAX_ID}"
+    return _order_problem(request)
+
+
+def _order_problem(request: PlannedRequest) -> str | None:
+    told = [name for name in ("at_s", "at_unit") if getattr(request, name) is not None]
+    told += ["after"] if request.after else []
+    if len(told) != 1:
+        return (
+            f"exactly one of at_s, at_unit and after must be given; there is {' and '.join(told) or 'none'}"
+        )
+    if request.delay_s and not request.after:
+        return "delay_s counts from the end of the requests in after, and there are none"
+    if len(set(request.after)) < len(request.after):
+        return "after names a request twice"
+    roles = "".join(segment.role[0] for segment in request.segments)
+    if not _ROLES.fullmatch(roles):
+        return (
+            "segments must be system ones, then user and assistant ones, beginning and ending with a user's; "
+            f"they end with {request.segments[-1].role!r}"
+            if roles.endswith(("a", "s"))
+            else "segments must be system ones, then user and assistant ones, beginning with a user's"
+        )
+    return None
+
+
+def _circle(requests: Sequence[PlannedRequest]) -> list[str]:
+    """Ids that wait for each other, the first one again at the end; empty where none do."""
+    waits = {request.id: len(request.after) for request in requests}
+    waiting_on: dict[str, list[str]] = {}
+    for request in requests:
+        for name in request.after:
+            waiting_on.setdefault(name, []).append(request.id)
+    free = [name for name, count in waits.items() if not count]
+    while free:
+        for name in waiting_on.get(free.pop(), ()):
+            waits[name] -= 1
+            if not waits[name]:
+                free.append(name)
+    stuck = {request.id: request for request in requests if waits[request.id]}
+    if not stuck:
+        return []
+    path = [next(iter(stuck))]
+    while True:  # everything stuck waits for something stuck
+        name = next(name for name in stuck[path[-1]].after if name in stuck)
+        if name in path:
+            return [*path[path.index(name) :], name]
+        path.append(name)
