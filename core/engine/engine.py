@@ -17,6 +17,7 @@ from core.cache.manager import KVCacheManager
 from core.config import EngineConfig
 from core.engine.client import TokenStream
 from core.engine.executor import DEFAULT_WORKER, Executor, find_executor
+from core.engine.id_bounds import are_below
 from core.engine.stats import EngineHealth, EngineStats, StepLog, StepStats, count_tokens
 from core.errors import EngineDraining, EngineError, EngineFailed, StepFailed, WorkerFailed
 from core.execution.worker_info import WorkerInfo, WorkerMemory
@@ -183,7 +184,7 @@ class Engine:
         self._scheduler.check_admissible(len(stream.token_ids), sampling.max_tokens)
         token_ids = array("i", stream.token_ids)
         assert token_ids, "a request needs a prompt"
-        assert 0 <= min(token_ids) <= max(token_ids) < self.info.vocab_size, "not ids of this vocabulary"
+        assert are_below(token_ids, self.info.vocab_size), "not ids of this vocabulary"
         assert all(0 <= token_id < 1 << 31 for token_id in sampling.stop_token_ids)
         assert all(0 <= token_id < self.info.vocab_size for token_id, _ in sampling.logit_bias)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed & ((1 << 63) - 1)
