@@ -24,5 +24,5 @@ def are_below(token_ids: "array[int]", bound: int) -> bool:
             continue
         if not column.translate(None, bytes(range(limit))):
             return True
-        return 0 <= min(token_ids) and max(token_ids) < bound
+        return min(token_ids) >= 0 and max(token_ids) < bound
     return False
