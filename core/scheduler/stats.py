@@ -27,3 +27,12 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int
     num_finished: dict[str, int]
     """Finish reason -> requests that ended so, total."""
+    num_live_tokens: int = 0
+    """Computed tokens of live requests, shared ones once."""
+    num_allocated_tokens: int = 0
+    """Slots of the blocks that live requests hold."""
+
+    @property
+    def waste(self) -> float:
+        """The share of the allocated slots in which nothing stands; 0 where nothing is allocated."""
+        return 1.0 - self.num_live_tokens / self.num_allocated_tokens if self.num_allocated_tokens else 0.0
