@@ -68,11 +68,11 @@ class HealthMeter:
         self,
         *,
         tick_s: float = TICK_S,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._clock = clock or self._loop.time
+        self._clock = clock
         self._cpu_clock = cpu_clock
         self._tick_s = tick_s
         self._lags: list[float] = []
