@@ -50,6 +50,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where packed weights and probe results may be kept; empty: keep nothing."""
     prefix_cache: bool = True
     """Reuse KV of equal prefixes."""
+    trace: str = ""
+    """File for a Chrome trace of steps and requests, overwritten; empty: none."""
 
     def validated(self) -> "EngineConfig":
         """Return self, or raise `ConfigError` for the first option out of its bounds."""

@@ -18,7 +18,10 @@ from core.config import EngineConfig
 from core.engine.client import TokenStream
 from core.engine.executor import DEFAULT_WORKER, Executor, find_executor
 from core.engine.id_bounds import are_below
-from core.engine.stats import EngineHealth, EngineStats, StepLog, StepStats, count_tokens
+from core.engine.explain import Explanation
+from core.engine.recorder import Recorder
+from core.engine.stats import EngineHealth, EngineStats, StepStats
+from core.engine.trace import Trace, open_trace
 from core.errors import EngineDraining, EngineError, EngineFailed, StepFailed, WorkerFailed
 from core.execution.worker_info import WorkerInfo, WorkerMemory
 from core.request import FinishReason, Request, RequestStatus, SamplingParams, TokenOutput
@@ -55,7 +58,13 @@ class Engine:
     """
 
     def __init__(
-        self, config: EngineConfig, executor: Executor, *, info: WorkerInfo, wake: asyncio.Event
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        *,
+        info: WorkerInfo,
+        wake: asyncio.Event,
+        trace: Trace | None = None,
     ) -> None:
         self.config = config
         self.info = info
@@ -73,7 +82,9 @@ class Engine:
         self._nobody_lives = asyncio.Event()
         self._nobody_lives.set()
         self._request_numbers = itertools.count(1)
-        self._log = StepLog()
+        self._recorder = Recorder(
+            find_nearest=self._scheduler.nearest, block_size=info.block_size, trace=trace
+        )
         self._refusal: tuple[type[EngineDraining], str] | None = None
         """Why new requests are refused; None while they are taken."""
         self._trouble: str | None = None
@@ -100,18 +111,23 @@ class Engine:
         wake = asyncio.Event()
         executor = find_executor(config.executor)(config, worker=worker, on_failure=wake.set)
         raised: BaseException | None = None
-        try:
-            info = await executor.start()
-            engine = cls(config, executor, info=info, wake=wake)
-            async with asyncio.TaskGroup() as tasks:
-                loop = tasks.create_task(engine._run(), name="engine")
-                try:
-                    yield engine
-                except BaseException as error:
-                    raised = error  # raised below, outside the group, which would wrap it
-                loop.cancel()
-        finally:
-            await executor.close()
+        async with open_trace(config.trace) as trace:
+            try:
+                info = await executor.start()
+                engine = cls(config, executor, info=info, wake=wake, trace=trace)
+                async with asyncio.TaskGroup() as tasks:
+                    background = [tasks.create_task(engine._run(), name="engine")]
+                    background.append(tasks.create_task(engine._recorder.lag.run()))
+                    if trace is not None:
+                        background.append(tasks.create_task(trace.run()))
+                    try:
+                        yield engine
+                    except BaseException as error:
+                        raised = error  # raised below, outside the group, which would wrap it
+                    for task in background:
+                        task.cancel()
+            finally:
+                await executor.close()
         if raised is not None:
             raise raised
 
@@ -201,7 +217,7 @@ class Engine:
         self._live[request.request_id] = _Live(request, stream)
         stream.engine_id = request.request_id
         self._nobody_lives.clear()
-        self._log.num_requests += 1
+        self._recorder.submitted(request, stream.request_id, at=monotonic())
         self._wake.set()
 
     def abort(self, stream: TokenStream) -> None:
@@ -258,7 +274,7 @@ class Engine:
         if self._step_began_at is not None:
             running_s = now - self._step_began_at
             # The first step has nothing to be compared with.
-            usual_s = self._log.slowest_s or self.config.step_deadline_s
+            usual_s = self._recorder.log.slowest_s or self.config.step_deadline_s
             if running_s > max(STALL_MIN_S, STALL_FACTOR * usual_s):
                 return f"a step has been running for {running_s:.1f} s; {usual_s:.1f} s was the longest"
         elif self._asked_at is not None:
@@ -268,11 +284,23 @@ class Engine:
         return None
 
     def stats(self) -> EngineStats:
-        return self._log.snapshot(self._scheduler.stats(), num_restarts=self._num_restarts)
+        return self._recorder.snapshot(self._scheduler.stats(), num_restarts=self._num_restarts)
 
     def steps_after(self, step_id: int) -> tuple[StepStats, ...]:
         """The remembered steps with a higher id, oldest first: what a metrics page has not seen yet."""
-        return self._log.after(step_id)
+        return self._recorder.log.after(step_id)
+
+    def explain(self, request_id: str) -> tuple[Explanation, ...]:
+        """Where the time of the requests with this name went, oldest first; of finished ones the newest 1,024.
+
+        Args:
+            request_id: the caller's name, as given to `generate`; what was never here gives nothing.
+        """
+        return self._recorder.books.explain(request_id, at=monotonic())
+
+    def live_requests(self) -> tuple[Explanation, ...]:
+        """The same of all unfinished requests, oldest first."""
+        return self._recorder.books.live(at=monotonic())
 
     async def _run(self) -> None:
         """The loop. Its end, for whatever reason, ends every stream."""
@@ -281,8 +309,9 @@ class Engine:
                 began_at = monotonic()
                 plan = self._scheduler.schedule()
                 if plan is not None:
-                    await self._step(plan, schedule_s=monotonic() - began_at)
+                    await self._step(plan, began_at=began_at)
                 else:
+                    self._recorder.idle()
                     self._wake.clear()
                     await self._wake.wait()
             log.error("worker_given_up", error=self._trouble, num_restarts=self._num_restarts)
@@ -292,12 +321,12 @@ class Engine:
             self._refuse(self._trouble, kind)
             self._end_all(self._trouble)
 
-    async def _step(self, plan: StepPlan, *, schedule_s: float) -> None:
+    async def _step(self, plan: StepPlan, *, began_at: float) -> None:
         """Have a plan computed, and deliver. A dead worker is left to the loop."""
-        num_decode_tokens = self._count_decoding(plan)
+        turn = self._recorder.begin(plan, began_at=began_at, scheduled_at=monotonic())
         for item in plan.items:
             self._live[item.request_id].stream.began()
-        began_at = self._step_began_at = monotonic()
+        turn.submitted_at = self._step_began_at = monotonic()
         result: StepResult | None = None
         failure = ""
         try:
@@ -308,7 +337,7 @@ class Engine:
             assert self._executor.failure is not None, "a failed executor says so"
             return
         finally:
-            computed_at = self._step_ended_at = monotonic()
+            turn.computed_at = self._step_ended_at = monotonic()
             self._step_began_at = None
         if result is not None:
             outputs = self._scheduler.update(plan, result)
@@ -316,29 +345,7 @@ class Engine:
             log.error("step_failed", step_id=plan.step_id, num_requests=len(plan.items), error=failure)
             outputs = self._scheduler.fail(plan, failure)
         self._deliver(outputs)
-        scheduler = self._scheduler.stats()
-        self._log.add(
-            StepStats(
-                step_id=plan.step_id,
-                num_requests=len(plan.items),
-                num_prefill_tokens=plan.num_tokens - num_decode_tokens,
-                num_decode_tokens=num_decode_tokens,
-                num_output_tokens=count_tokens(outputs),
-                failed=result is None,
-                schedule_s=schedule_s,
-                execute_s=computed_at - began_at,
-                build_s=result.build_s if result else 0.0,
-                forward_s=result.forward_s if result else 0.0,
-                sample_s=result.sample_s if result else 0.0,
-                deliver_s=monotonic() - computed_at,
-                num_waiting=scheduler.num_waiting,
-                num_running=scheduler.num_running,
-                num_free_blocks=scheduler.num_free_blocks,
-                num_held_blocks=scheduler.num_held_blocks,
-                num_cached_blocks=scheduler.num_cached_blocks,
-                num_preemptions=scheduler.num_preemptions,
-            )
-        )
+        self._recorder.end(turn, result, outputs=outputs, scheduler=self._scheduler.stats(), at=monotonic())
 
     def _deliver(self, outputs: Iterable[TokenOutput]) -> None:
         """Give each stream its own. Outputs of requests that have left meanwhile are dropped."""
@@ -354,7 +361,7 @@ class Engine:
         """Take a request off the books; False if it was not on them."""
         if self._live.pop(engine_id, None) is None:
             return False
-        self._log.num_finished[reason] += 1
+        self._recorder.ended(engine_id, reason, at=monotonic())
         if not self._live:
             self._nobody_lives.set()
         return True
@@ -411,16 +418,9 @@ class Engine:
             if request.status is RequestStatus.WAITING and request.num_preemptions == 0:
                 self._scheduler.abort(request.request_id)
                 live.request = replace(request, status=RequestStatus.WAITING, finish_reason=None)
+                self._recorder.requeued(live.request)
                 unstarted.append(live.request)
         return unstarted
-
-    def _count_decoding(self, plan: StepPlan) -> int:
-        """How many of the plan's requests compute just their newest generated token."""
-        return sum(
-            len(item.token_ids) == 1
-            and item.first_position >= self._live[item.request_id].request.num_prompt_tokens
-            for item in plan.items
-        )
 
 
 def cache_namespace(worker: bytes, caller: bytes) -> bytes:
