@@ -111,6 +111,10 @@ class Request:
     sampling: SamplingParams
     namespace: bytes = b""
     """Who may share KV with this request (model, adapter, tenant salt, numerics, KV dtype)."""
+    tenant: str = ""
+    """Who pays for it: whose share a fair policy counts it in."""
+    session_id: str = ""
+    """Which of the tenant's conversations it is a turn of; empty: none."""
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     num_computed_tokens: int = 0

@@ -21,10 +21,12 @@ from core.errors import RequestTooLong
 from core.request import FinishReason, Request, RequestStatus, TokenOutput
 from core.scheduler.plan import PlannedTokens, SampledTokens, StepPlan, StepResult
 from core.scheduler.planning import Draft
-from core.scheduler.policies import FirstComeFirstServed, WaitingQueue
+from core.scheduler.policies import WaitingQueue
+from core.scheduler.policies.first_come import FirstCome
 from core.scheduler.results import append_tokens, keep_asides, with_scores
 from core.scheduler.siblings import Siblings
 from core.scheduler.stats import SchedulerStats
+from core.scheduler.waiting import WaitingLine
 
 
 class Scheduler:
@@ -37,7 +39,7 @@ class Scheduler:
             request can have its next token in each step.
         max_prefill_tokens: the most one request may take of it.
         max_model_len: prompt and output together.
-        policy: the waiting order; it must be empty.
+        policy: the order of those who were never admitted; it must be empty.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Scheduler:
         self._max_prefill_tokens = max_prefill_tokens
         self._max_running = max_running
         self._max_model_len = max_model_len
-        self._waiting: WaitingQueue = FirstComeFirstServed() if policy is None else policy
+        self._waiting = WaitingLine(FirstCome() if policy is None else policy)
         self._siblings = Siblings(manager.block_size)
         self._running: OrderedDict[str, Request] = OrderedDict()  # oldest admission first
         self._requests: dict[str, Request] = {}  # waiting and running
@@ -210,6 +212,13 @@ class Scheduler:
             num_finished=dict(self._num_finished),
         )
 
+    def nearest(self, request: Request) -> tuple[int, int | None]:
+        """How many first tokens of a request's prompt are cached, to the token, and the block with the last.
+
+        Changes nothing. The block is None where none of them is.
+        """
+        return self._manager.nearest(request)
+
     def check(self) -> None:
         """Assert the invariants, the manager's too. Tests call this after every operation."""
         in_flight: dict[str, int] = {}
@@ -237,7 +246,7 @@ class Scheduler:
         """Those whose leader was admitted go before newcomers, as it did; the others are newcomers."""
         followers, heirs = self._siblings.release()
         for request in reversed(followers):
-            self._waiting.push_back(request)
+            self._waiting.push(request, is_follower=True)
         for request in heirs:
             self._waiting.push(request)
 
@@ -294,7 +303,7 @@ class Scheduler:
                 return
             grown = self._manager.try_grow(request, num_known - request.num_computed_tokens)
             assert grown, "there was room, and now there is none"
-            self._waiting.remove(request)
+            self._waiting.admit(request)
             request.status = RequestStatus.RUNNING
             self._running[request.request_id] = request
             num_tokens = min(request.num_uncomputed_tokens, self._max_prefill_tokens, draft.budget)
@@ -327,6 +336,7 @@ class Scheduler:
                 return self._confirm_unsampled(request)
         token_ids, reason = append_tokens(request, sample.token_ids)
         self._num_output_tokens += len(token_ids)
+        self._waiting.charge_output(request, len(token_ids))
         self._manager.commit(request)
         if reason is not None:
             self._close(request, reason)
@@ -383,7 +393,7 @@ class Scheduler:
                 self._num_kept_tokens[request.request_id] = num_kept_tokens
             self._settle(request)
         elif not self._siblings.discard(request):
-            self._waiting.remove(request)
+            self._waiting.discard(request)
             if num_kept_tokens is not None:
                 self._manager.forget_beyond(request, num_kept_tokens)
 

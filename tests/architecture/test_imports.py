@@ -34,7 +34,7 @@ CROSSINGS = {("core.config", "core.errors")}
 """An option out of range is refused by name."""
 
 PLUG_IN_FOLDERS = (
-    "core/models", "core/attention", "core/quantization/kernels",
+    "core/models", "core/attention", "core/quantization/kernels", "core/scheduler/policies",
     "gateway/dialects", "gateway/parsers", "gateway/backends",
     "loadtest/dialects", "loadtest/workloads", "loadtest/servers",
 )  # fmt: skip

@@ -56,7 +56,7 @@ def test_the_functions_everything_hangs_on_are_where_this_test_looks(path):
 def test_each_size_rule_bites():
     long = "def schedule():\n" + "    pass\n" * 40
     assert list(size_violations(Source("core/scheduler/scheduler.py", long)))
-    assert not list(size_violations(Source("core/scheduler/policies.py", long)))
+    assert not list(size_violations(Source("core/scheduler/stats.py", long)))
     assert list(size_violations(Source("core/x.py", "async def f():\n" + "    pass\n" * 60)))
     assert list(size_violations(Source("core/x.py", "x = 1\n" * 601)))
     assert list(name_violations(Source("gateway/utils.py", "")))

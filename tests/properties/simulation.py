@@ -12,6 +12,7 @@ from core.cache.manager import KVCacheManager
 from core.config import EngineConfig
 from core.request import FinishReason, Request, SamplingParams, TokenOutput
 from core.scheduler.plan import PlannedTokens, StepPlan, StepResult
+from core.scheduler.policies import WaitingQueue
 from core.scheduler.scheduler import Scheduler
 from tests.fakes.kv_worker import KVWorker, generate_alone, load_worker, pool_alone, score_alone
 
@@ -35,6 +36,7 @@ class Simulation:
         max_running: int = 4,
         prefix_cache: bool = True,
         max_model_len: int = 1 << 20,
+        policy: WaitingQueue | None = None,
     ) -> None:
         self.manager = KVCacheManager(num_blocks, block_size, prefix_cache=prefix_cache)
         self.scheduler = Scheduler(
@@ -43,6 +45,7 @@ class Simulation:
             max_prefill_tokens=max_prefill_tokens,
             max_running=max_running,
             max_model_len=max_model_len,
+            policy=policy,
         )
         checkpoint = f"fake:vocab={VOCAB_SIZE}"
         config = EngineConfig(checkpoint=checkpoint, block_size=block_size, num_blocks=num_blocks)
@@ -64,6 +67,8 @@ class Simulation:
         namespace: bytes = b"a",
         pools: bool = False,
         leader_id: str = "",
+        tenant: str = "",
+        session_id: str = "",
     ) -> str:
         """Queue a request; it must fit. Returns its id."""
         if pools:
@@ -77,6 +82,8 @@ class Simulation:
             namespace=namespace,
             pools=pools,
             leader_id=leader_id,
+            tenant=tenant,
+            session_id=session_id,
         )
         self.scheduler.add(request)
         self.requests[request_id] = request
