@@ -25,9 +25,12 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     ignore_eos: bool = True
     """Servers that do not know the field ignore it or refuse by name; see `servers`."""
+    continuous_usage: bool = True
+    """Asks for token counts with each event; servers that refuse the field by name are asked without."""
     session: str = ""
+    """Not empty: sent as the key by which servers and routers keep a session in one place."""
     extra: dict[str, Any] = {}
-    """The user's own body fields."""
+    """The user's own body fields. They win over the others; None takes a field away."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
