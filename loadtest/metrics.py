@@ -5,12 +5,17 @@ requests does not look fast. One that the plan cancelled is neither: what it sho
 None is "unknown": nobody said so, or nothing was there to be timed. It is never zero.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 
-from loadtest.plan import Plan
+from loadtest.percentiles import Distribution, distribution
+from loadtest.plan import Plan, PlannedRequest
 from loadtest.record import RequestRecord
+from loadtest.timings import UNCOUNTED, Timings, deadlines, num_tokens, timings_of, token_gaps
 
 
 class SLO(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,24 +28,11 @@ class SLO(msgspec.Struct, frozen=True, kw_only=True):
     """From the first turn's intended start to the last answer's end."""
 
 
-class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentiles of one figure, in seconds. Infinity where a percentile falls among failures."""
-
-    num: int
-    """Values, failures included."""
-    num_failed: int = 0
-    mean: float | None = None
-    """Of those that did not fail: a mean with one failure would be infinite."""
-    p50: float | None = None
-    p90: float | None = None
-    p99: float | None = None
-    max: float | None = None
-
-
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     """What met the SLO, and its rate over the pass."""
 
     num: int
+    """Requests, tokens or sessions that were judged; of a failed request, the tokens it was asked for."""
     num_good: int
     per_s: float
 
@@ -122,7 +114,8 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 
     slo: SLO
     request_goodput: Goodput
-    token_goodput: Goodput
+    token_goodput: Goodput | None
+    """None where the tokens of some answer are unknown."""
     session_goodput: Goodput
     fluidity: float | None
     """Share of token deadlines met; None unless the SLO names both TTFT and TPOT."""
@@ -132,8 +125,8 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     later_turn_hits: Hits
     drift: Drift
 
-    multi_token_share: float | None
-    """Events of more than one token, of the events whose tokens are known."""
+    tokens_per_event: float | None
+    """Above 1, gaps between events are not gaps between tokens: read `itl_spread` and `tpot`."""
     token_sources: dict[str, int]
     """Requests by how their tokens were counted."""
 
@@ -155,4 +148,236 @@ def measure(
         ideal: prompt tokens an infinite cache would have had, by request id.
         overhead: tokens that the chat template adds, by request id.
     """
-    raise NotImplementedError
+    plans = {request.id: request for request in plan.requests}
+    slo = slo or SLO()
+    timings = [timings_of(record) for record in records]
+    active_s = _active_s(records)
+    done = [record for record in records if record.fault is None]
+    num_failed = len(records) - len(done)
+    num_cancelled = sum(record.cancelled for record in done)
+    output_tokens = _sum_known(num_tokens(record) for record in done)
+    prompt_tokens = _sum_known(record.num_prompt_tokens for record in done if not record.cancelled)
+    sessions = _by_session(records)
+
+    def figure(read: Callable[[Timings], float | None]) -> Distribution:
+        return distribution([value for timing in timings if (value := read(timing)) is not None])
+
+    return Measures(
+        duration_s=duration_s,
+        active_s=active_s,
+        num_requests=len(records),
+        num_succeeded=len(done) - num_cancelled,
+        num_failed=num_failed,
+        num_cancelled=num_cancelled,
+        error_share=_ratio(num_failed, len(records) - num_cancelled),
+        faults=_faults(records),
+        ttft=figure(lambda timing: timing.ttft),
+        ttft_sched=figure(lambda timing: timing.ttft_sched),
+        ttfot=figure(lambda timing: timing.ttfot),
+        queue_client=figure(lambda timing: timing.queue_client),
+        itl=_pooled_gaps(records, plans, spread=False),
+        itl_spread=_pooled_gaps(records, plans, spread=True),
+        tpot=figure(lambda timing: timing.tpot),
+        max_gap=figure(lambda timing: timing.max_gap),
+        e2e=figure(lambda timing: timing.e2e),
+        e2e_sched=figure(lambda timing: timing.e2e_sched),
+        job_completion=distribution(list(_job_times(sessions).values())),
+        num_prompt_tokens=None if prompt_tokens is None else round(prompt_tokens),
+        num_output_tokens=None if output_tokens is None else round(output_tokens),
+        requests_per_s=_rate(len(done) - num_cancelled, duration_s),
+        output_tokens_per_s=None if output_tokens is None else _rate(output_tokens, duration_s),
+        active_output_tokens_per_s=None if output_tokens is None else _rate(output_tokens, active_s),
+        prompt_tokens_per_s=None if prompt_tokens is None else _rate(prompt_tokens, duration_s),
+        slo=slo,
+        request_goodput=_request_goodput(records, slo, duration_s),
+        token_goodput=_token_goodput(records, plans, slo, duration_s),
+        session_goodput=_session_goodput(sessions, slo, duration_s),
+        fluidity=_fluidity(records, plans, slo),
+        hits=_hits(records, plans, ideal),
+        first_turn_hits=_hits([record for record in records if record.turn == 0], plans, ideal),
+        later_turn_hits=_hits([record for record in records if record.turn > 0], plans, ideal),
+        drift=_drift(records, plans, overhead or {}),
+        tokens_per_event=_tokens_per_event(records),
+        token_sources=dict(Counter(record.token_source for record in done)),
+    )
+
+
+def _pooled_gaps(
+    records: Sequence[RequestRecord], plans: Mapping[str, PlannedRequest], *, spread: bool
+) -> Distribution:
+    """Each token that a failed request still owed is a gap without an end."""
+    gaps = [token_gaps(record, spread=spread) for record in records]
+    owed = 0
+    for record in records:
+        if record.fault is not None:
+            owed += max(1, plans[record.id].max_tokens - round(sum(record.content_tokens)))
+    return distribution(np.concatenate([*gaps, np.full(owed, math.inf)]))
+
+
+def _verdict(record: RequestRecord, timing: Timings, slo: SLO) -> bool | None:
+    """Whether it met the SLO; None for one that was cancelled before it could miss it."""
+    if record.fault is not None:
+        return False
+    first = record.ended_at - record.scheduled_at if timing.ttft_sched is None else timing.ttft_sched
+    if slo.ttft_s is not None and first > slo.ttft_s:
+        return False
+    if slo.tpot_s is not None and timing.tpot is not None and timing.tpot > slo.tpot_s:
+        return False
+    if record.cancelled:
+        return None
+    last = record.ended_at - record.scheduled_at if timing.e2e_sched is None else timing.e2e_sched
+    return slo.e2e_s is None or last <= slo.e2e_s
+
+
+def _request_goodput(records: Sequence[RequestRecord], slo: SLO, duration_s: float) -> Goodput:
+    verdicts = [_verdict(record, timings_of(record), slo) for record in records]
+    num_good = verdicts.count(True)
+    return Goodput(num=num_good + verdicts.count(False), num_good=num_good, per_s=_rate(num_good, duration_s))
+
+
+def _token_goodput(
+    records: Sequence[RequestRecord], plans: Mapping[str, PlannedRequest], slo: SLO, duration_s: float
+) -> Goodput | None:
+    num = num_good = 0.0
+    for record in records:
+        verdict = _verdict(record, timings_of(record), slo)
+        if verdict is None:
+            continue
+        tokens = plans[record.id].max_tokens if record.fault is not None else num_tokens(record)
+        if tokens is None:
+            return None
+        num += tokens
+        num_good += tokens if verdict else 0
+    return Goodput(num=round(num), num_good=round(num_good), per_s=_rate(num_good, duration_s))
+
+
+def _by_session(records: Sequence[RequestRecord]) -> dict[str, list[RequestRecord]]:
+    sessions: dict[str, list[RequestRecord]] = {}
+    for record in records:
+        sessions.setdefault(record.session, []).append(record)
+    return sessions
+
+
+def _job_times(sessions: Mapping[str, Sequence[RequestRecord]]) -> dict[str, float]:
+    """By session; infinite with a failure in it, and left out where every turn was cancelled."""
+    found = {}
+    for name, turns in sessions.items():
+        if any(turn.fault is not None for turn in turns):
+            found[name] = math.inf
+        elif not all(turn.cancelled for turn in turns):
+            found[name] = max(_end(turn) for turn in turns) - min(turn.scheduled_at for turn in turns)
+    return found
+
+
+def _end(record: RequestRecord) -> float:
+    """Of the answer: its last content, or where it had none, the stream's end."""
+    return record.ended_at if record.cancelled or record.last_token_at is None else record.last_token_at
+
+
+def _session_goodput(sessions: Mapping[str, Sequence[RequestRecord]], slo: SLO, duration_s: float) -> Goodput:
+    """A session is good when none of its turns missed, and the whole of it was in time."""
+    jobs = _job_times(sessions)
+    num_good = 0
+    for name, job_s in jobs.items():
+        in_time = math.isfinite(job_s) and (slo.session_s is None or job_s <= slo.session_s)
+        met = all(_verdict(turn, timings_of(turn), slo) is not False for turn in sessions[name])
+        num_good += in_time and met
+    return Goodput(num=len(jobs), num_good=num_good, per_s=_rate(num_good, duration_s))
+
+
+def _fluidity(
+    records: Sequence[RequestRecord], plans: Mapping[str, PlannedRequest], slo: SLO
+) -> float | None:
+    if slo.ttft_s is None or slo.tpot_s is None:
+        return None
+    num = met = 0
+    for record in records:
+        limits = plans[record.id]
+        due, kept = deadlines(record, ttft_s=slo.ttft_s, tpot_s=slo.tpot_s, max_tokens=limits.max_tokens)
+        num += due
+        met += kept
+    return _ratio(met, num)
+
+
+def _hits(
+    records: Sequence[RequestRecord],
+    plans: Mapping[str, PlannedRequest],
+    ideal: Mapping[str, int] | None,
+) -> Hits:
+    prompt = cached = planned = best = num = 0
+    for record in records:
+        if record.fault is None and record.num_cached_tokens is not None and record.num_prompt_tokens:
+            num += 1
+            prompt += record.num_prompt_tokens
+            cached += record.num_cached_tokens
+            planned += plans[record.id].num_prompt_tokens
+            best += ideal[record.id] if ideal is not None else 0
+    hit = _ratio(cached, prompt)
+    bound = _ratio(best, planned) if ideal is not None else None
+    return Hits(
+        num_requests=num,
+        num_prompt_tokens=prompt,
+        num_cached_tokens=cached,
+        hit=hit,
+        ideal=bound,
+        capture=hit / bound if hit is not None and bound else None,
+    )
+
+
+def _drift(
+    records: Sequence[RequestRecord], plans: Mapping[str, PlannedRequest], overhead: Mapping[str, int]
+) -> Drift:
+    planned = counted = extra = 0
+    for record in records:
+        if record.fault is None and record.num_prompt_tokens is not None:
+            planned += plans[record.id].num_prompt_tokens
+            counted += record.num_prompt_tokens
+            extra += overhead.get(record.id, 0)
+    return Drift(
+        num_planned=planned,
+        num_counted=counted,
+        num_overhead=extra,
+        share=_ratio(counted - planned - extra, planned),
+    )
+
+
+def _faults(records: Sequence[RequestRecord]) -> dict[str, int]:
+    faults = [record.fault for record in records if record.fault is not None]
+    kinds = (fault.kind if fault.status is None else f"{fault.kind} {fault.status}" for fault in faults)
+    return dict(Counter(kinds).most_common())
+
+
+def _tokens_per_event(records: Sequence[RequestRecord]) -> float | None:
+    known = [record for record in records if record.fault is None and record.token_source != UNCOUNTED]
+    return _ratio(
+        sum(sum(record.content_tokens) for record in known),
+        sum(len(record.content_times) for record in known),
+    )
+
+
+def _active_s(records: Sequence[RequestRecord]) -> float:
+    """The length of the union of all [sent, ended]."""
+    spans = sorted((record.sent_at, record.ended_at) for record in records if record.sent_at is not None)
+    total, reached = 0.0, -math.inf
+    for start, end in spans:
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _sum_known(values: Iterable[float | None]) -> float | None:
+    """None where one of them is unknown: a sum without it would look like less work."""
+    total = 0.0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+def _rate(amount: float, duration_s: float) -> float:
+    return amount / duration_s if duration_s > 0 else 0.0
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
