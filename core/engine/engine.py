@@ -17,8 +17,8 @@ from core.cache.manager import KVCacheManager
 from core.config import EngineConfig
 from core.engine.client import TokenStream
 from core.engine.executor import DEFAULT_WORKER, Executor, find_executor
-from core.engine.id_bounds import are_below
 from core.engine.explain import Explanation
+from core.engine.id_bounds import are_below
 from core.engine.recorder import Recorder
 from core.engine.stats import EngineHealth, EngineStats, StepStats
 from core.engine.trace import Trace, open_trace
@@ -26,6 +26,7 @@ from core.errors import EngineDraining, EngineError, EngineFailed, StepFailed, W
 from core.execution.worker_info import WorkerInfo, WorkerMemory
 from core.request import FinishReason, Request, RequestStatus, SamplingParams, TokenOutput
 from core.scheduler.plan import StepPlan, StepResult
+from core.scheduler.policies import find_policy
 from core.scheduler.scheduler import Scheduler
 
 MAX_RESTARTS = 1
@@ -69,12 +70,14 @@ class Engine:
         self.config = config
         self.info = info
         self._executor = executor
+        manager = KVCacheManager(info.num_blocks, info.block_size, prefix_cache=config.prefix_cache)
         self._scheduler = Scheduler(
-            KVCacheManager(info.num_blocks, info.block_size, prefix_cache=config.prefix_cache),
+            manager,
             max_step_tokens=config.max_step_tokens,
             max_prefill_tokens=config.max_prefill_tokens,
             max_running=config.max_running,
             max_model_len=info.max_model_len,
+            policy=find_policy(config.policy)(manager.match_length),
         )
         self._wake = wake
         """Set by what ends idleness: a new request, or the worker's death."""
@@ -108,6 +111,7 @@ class Engine:
             WorkerFailed: loading crashed or passed its deadline.
         """
         config = config.validated()
+        find_policy(config.policy)  # refused before a model is loaded for nothing
         wake = asyncio.Event()
         executor = find_executor(config.executor)(config, worker=worker, on_failure=wake.set)
         raised: BaseException | None = None
@@ -138,7 +142,8 @@ class Engine:
         sampling: SamplingParams,
         *,
         namespace: bytes = b"",
-        sibling_of: TokenStream | None = None,
+        tenant: str = "",
+        session_id: str = "",
     ) -> TokenStream:
         """Describe a generation; entering the returned scope submits it.
 
@@ -146,8 +151,7 @@ class Engine:
             request_id: the caller's name for it, given back in each output; need not be unique.
             token_ids: the prompt, at least one id, each within the vocabulary.
             namespace: who may share KV with it, for example a tenant's salt.
-            sibling_of: a stream of the same prompt and namespace, entered before: its KV of the prompt
-                is waited for and shared, unless it ends too early.
+            tenant, session_id: whose share it is counted in, and which of their conversations it is a turn of.
 
         Raises:
             RequestTooLong, EngineDraining: on entering the scope; nothing was queued.
@@ -158,7 +162,8 @@ class Engine:
             token_ids=token_ids,
             sampling=sampling,
             namespace=namespace,
-            sibling_of=sibling_of,
+            tenant=tenant,
+            session_id=session_id,
         )
 
     async def embed(
@@ -210,7 +215,8 @@ class Engine:
             num_prompt_tokens=len(token_ids),
             sampling=msgspec.structs.replace(sampling, seed=seed),
             namespace=cache_namespace(self.info.namespace, stream.namespace),
-            leader_id="" if stream.sibling_of is None else stream.sibling_of.engine_id,
+            tenant=stream.tenant,
+            session_id=stream.session_id,
             pools=stream.pools,
         )
         self._scheduler.add(request)
@@ -291,7 +297,7 @@ class Engine:
         return self._recorder.log.after(step_id)
 
     def explain(self, request_id: str) -> tuple[Explanation, ...]:
-        """Where the time of the requests with this name went, oldest first; of finished ones the newest 1,024.
+        """Where the time of the requests with this name went, oldest first; 1,024 ended ones are kept.
 
         Args:
             request_id: the caller's name, as given to `generate`; what was never here gives nothing.

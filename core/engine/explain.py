@@ -110,7 +110,7 @@ class Account:
         return state
 
     def begin(self, first: int, num_tokens: int) -> tuple[int, int]:
-        """Take in an item of a plan. Returns how many of its tokens are the prompt's new ones, and lost ones."""
+        """Take in an item of a plan. Returns how many tokens are the prompt's new ones, and lost ones."""
         end = first + num_tokens
         reached = max(first, self.num_reached_tokens)
         num_lost = min(end, reached) - first

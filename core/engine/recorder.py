@@ -1,4 +1,4 @@
-"""What is remembered of the engine's work: steps added up, requests explained, and a trace if one is wanted."""
+"""What is remembered of the engine's work: steps added up, requests explained, a trace if one is wanted."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -194,7 +194,7 @@ class Recorder:
         account.traced = state
 
     def _draw(self, turn: Turn, step: StepStats, at: float) -> None:
-        """A turn's slices. The worker tells how long its parts took, not when: they stand one after another."""
+        """A turn's slices. The worker tells how long its parts took, not when: they stand in a row."""
         trace = self._trace
         assert trace is not None
         numbers = {name: getattr(step, name) for name in TRACED_NUMBERS}
@@ -210,8 +210,10 @@ class Recorder:
             began_at = ended_at
         trace.slice("deliver", turn.computed_at, ended_at=at)
         blocks = {
-            "free": step.num_free_blocks, "held": step.num_held_blocks, "evictable": step.num_evictable_blocks,
-        }  # fmt: skip
+            "free": step.num_free_blocks,
+            "held": step.num_held_blocks,
+            "evictable": step.num_evictable_blocks,
+        }
         trace.count("blocks", at, values=blocks)
         trace.count("requests", at, values={"running": step.num_running, "waiting": step.num_waiting})
         trace.count("loop lag", at, values={"ms": round(step.loop_lag_s * 1e3, 3)})

@@ -7,7 +7,7 @@
 
 The file is a JSON array with an event per line. Its closing bracket is written at an orderly end only; the
 format allows it to be missing, so that what a killed server leaves behind opens too.
-Source: the Trace Event Format document of the Chromium project, sections "Complete", "Async" and "Counter Events".
+Source: "Trace Event Format" of the Chromium project: complete, async and counter events.
 """
 
 import asyncio
