@@ -50,6 +50,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where packed weights and probe results may be kept; empty: keep nothing."""
     prefix_cache: bool = True
     """Reuse KV of equal prefixes."""
+    policy: str = "first_come"
+    """The order in which waiting requests are admitted: a file in `core/scheduler/policies`."""
     trace: str = ""
     """File for a Chrome trace of steps and requests, overwritten; empty: none."""
 

@@ -78,6 +78,12 @@ def serve(
     load_deadline: Annotated[Text, _option("longer loading counts as hung [600]", "SECONDS")] = None,
     cache_dir: Annotated[Text, _option("where packed weights are kept", "FOLDER")] = None,
     prefix_cache: Annotated[Flag, typer.Option(help="reuse KV of equal prefixes", show_default=False)] = None,
+    policy: Annotated[
+        Text,
+        _option(
+            "who goes first: first_come, longest_prefix, least_attained, fair_tenants [first_come]", "NAME"
+        ),
+    ] = None,
     api_key_file: Annotated[Text, _option("keys that may ask, one per line [everybody may]", "FILE")] = None,
     cors_origin: Annotated[Many, _option("web page that may ask; '*': any (repeatable)", "ORIGIN")] = None,
     max_body_bytes: Annotated[Text, _option("largest request body [4194304]")] = None,

@@ -54,8 +54,18 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     include_usage: bool = False
     """A streamed answer ends with its usage."""
+    session_id: str = ""
+    """The client's name for the conversation this is a turn of; empty: none."""
+    cache_salt: str = ""
+    """Cached prompts are shared only among a tenant's requests of the same salt."""
     tenant: str = ""
     """Whose API key this came with, set by the server: nobody else's cached prompts are used for it."""
+
+    @property
+    def cache_namespace(self) -> bytes:
+        """Who may share cached prompts with it. No two pairs of tenant and salt give the same."""
+        tenant, salt = self.tenant.encode(), self.cache_salt.encode()
+        return b"%d:%s%s" % (len(tenant), tenant, salt)
 
     @property
     def num_choices(self) -> int:

@@ -42,16 +42,18 @@ class TokenStream:
         token_ids: Sequence[int],
         sampling: SamplingParams,
         namespace: bytes,
+        tenant: str = "",
+        session_id: str = "",
         pools: bool = False,
-        sibling_of: "TokenStream | None" = None,
     ) -> None:
         self.request_id = request_id
         """The caller's name for it; need not be unique."""
         self.token_ids: Sequence[int] = token_ids
         self.sampling = sampling
         self.namespace = namespace
+        self.tenant = tenant
+        self.session_id = session_id
         self.pools = pools
-        self.sibling_of = sibling_of
         self.engine_id = ""
         """The engine's own name for it, unique; set when it is submitted."""
         self._owner = owner
@@ -72,7 +74,6 @@ class TokenStream:
         self._submitted_at = monotonic()
         self._entered = True
         self.token_ids = ()  # the engine keeps its own, smaller copy
-        self.sibling_of = None
         return self
 
     async def __aexit__(

@@ -151,7 +151,7 @@ class Engine:
             request_id: the caller's name for it, given back in each output; need not be unique.
             token_ids: the prompt, at least one id, each within the vocabulary.
             namespace: who may share KV with it, for example a tenant's salt.
-            tenant, session_id: whose share it is counted in, and which of their conversations it is a turn of.
+            tenant, session_id: whose share it is counted in, and which of their conversations it goes on.
 
         Raises:
             RequestTooLong, EngineDraining: on entering the scope; nothing was queued.

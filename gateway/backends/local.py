@@ -71,7 +71,6 @@ class LocalBackend:
         async with AsyncExitStack() as scopes:
             choices: list[Choice] = []
             streams: list[TokenStream] = []
-            leader = None
             for index in range(request.num_choices):
                 prompt, sibling = divmod(index, request.n)
                 sampling = self._sampling(request, num_prompt_tokens=len(prompts[prompt]), sibling=sibling)
@@ -79,10 +78,10 @@ class LocalBackend:
                     request_id,
                     prompts[prompt],
                     sampling,
-                    namespace=request.tenant.encode(),
-                    sibling_of=leader if sibling else None,
+                    namespace=request.cache_namespace,
+                    tenant=request.tenant,
+                    session_id=request.session_id,
                 )
-                leader = leader if sibling else stream
                 with _too_long_names("prompt" if request.prompts else "messages"):
                     streams.append(await scopes.enter_async_context(stream))
                 choices.append(self._choice(request, prompts, index=index, sampling=sampling))

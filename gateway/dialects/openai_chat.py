@@ -14,6 +14,7 @@ from msgspec import Meta, Raw
 from gateway.dialects import AnswerWriter
 from gateway.errors import ErrorReport, InvalidRequest
 from gateway.events import AnswerToken, ChoiceEnded, Event, Failed, Finished, Started, TextDelta
+from gateway.identity_fields import IDENTITY_FIELDS, read_identity
 from gateway.json_fields import decoded_fields, read_object, refuse_unbuilt
 from gateway.message_fields import read_messages
 from gateway.openai_shapes import error_object, usage_object
@@ -36,17 +37,15 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
     # Extensions that other local servers have.
-    "cache_salt": (None,),
     "chat_template_kwargs": (None, {}),
     "continue_final_message": (None, False),
     "priority": (None, 0),
-    "session_id": (None,),
 }
 """Fields that are known and not built: each with the values that change nothing, which are accepted."""
 
 
 class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields that are honoured beside those of sampling, then those that change no answer."""
+    """The fields that are honoured beside sampling and identity, then those that change no answer."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     messages: Annotated[list[Raw], Meta(min_length=1)]
@@ -55,9 +54,7 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
-    metadata: dict[str, str] | None = None
     parallel_tool_calls: bool | None = None
-    prompt_cache_key: _Text | None = None
     prompt_cache_options: dict[str, str] | None = None
     prompt_cache_retention: _Text | None = None
     safety_identifier: _Text | None = None
@@ -67,7 +64,7 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 _BODY_FIELDS = frozenset(_Body.__struct_fields__)
-_HONOURED = _BODY_FIELDS | SAMPLING_FIELDS
+_HONOURED = _BODY_FIELDS | SAMPLING_FIELDS | IDENTITY_FIELDS
 
 _body = msgspec.json.Decoder(_Body)
 _encode = msgspec.json.Encoder().encode
@@ -81,6 +78,7 @@ def _read(fields: dict[str, Raw]) -> GenerateRequest:
         messages=read_messages(body.messages),
         num_logprobs=_num_logprobs(body),
         **read_sampling(fields, max_tokens=_max_tokens(body)),
+        **read_identity(fields),
     )
 
 

@@ -14,6 +14,7 @@ from msgspec import Meta, Raw
 from gateway.dialects import AnswerWriter
 from gateway.errors import ErrorReport
 from gateway.events import AnswerToken, ChoiceEnded, Event, Failed, Finished, Started, TextDelta
+from gateway.identity_fields import IDENTITY_FIELDS, read_identity
 from gateway.json_fields import decoded_fields, read_object, refuse_unbuilt, unsupported
 from gateway.openai_shapes import error_object, usage_object
 from gateway.prompt_fields import read_prompts
@@ -25,9 +26,7 @@ DEFAULT_MAX_TOKENS = 16
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     # Extensions that other local servers have.
-    "cache_salt": (None,),
     "priority": (None, 0),
-    "session_id": (None,),
 }
 """Fields that are known and not built: each with the values that change nothing, which are accepted."""
 
@@ -43,7 +42,7 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 _BODY_FIELDS = frozenset(_Body.__struct_fields__)
-_HONOURED = _BODY_FIELDS | SAMPLING_FIELDS
+_HONOURED = _BODY_FIELDS | SAMPLING_FIELDS | IDENTITY_FIELDS
 
 _body = msgspec.json.Decoder(_Body)
 _encode = msgspec.json.Encoder().encode
@@ -63,6 +62,7 @@ def _read(fields: dict[str, Raw]) -> GenerateRequest:
         num_logprobs=body.logprobs,
         echo=bool(body.echo),
         **sampling,
+        **read_identity(fields),
     )
 
 

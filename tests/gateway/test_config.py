@@ -55,6 +55,7 @@ ANOTHER_VALUE: dict[str, tuple[str, object]] = {
     "load_deadline_s": ("30", 30.0),
     "cache_dir": ("/var/cache/x", "/var/cache/x"),
     "prefix_cache": ("0", False),
+    "policy": ("fair_tenants", "fair_tenants"),
 }
 """Every option, as text from outside and as the value it must become."""
 
