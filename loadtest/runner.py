@@ -26,6 +26,8 @@ from loadtest.record import Fault, RequestRecord
 History = Literal["recorded", "live"]
 PREPARED_BYTES = 256 << 20
 """Bodies made before the run. What is beyond is made while the answer waited for is being read."""
+AHEAD_S = 0.5
+"""A body that was not made before the run is made so long before its time."""
 STOPPED = "the run was stopped before this request's answer had ended"
 
 
@@ -43,6 +45,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Closed loop over so many live sessions; None: open loop."""
     history: History = "recorded"
     ignore_eos: bool = True
+    continuous_usage: bool = True
     extra: dict[str, Any] = {}
     prepared_bytes: int = PREPARED_BYTES
 
@@ -102,6 +105,7 @@ class Bodies:
                 messages=messages(request, self._filler, self._answers or None),
                 max_tokens=request.max_tokens,
                 ignore_eos=self._options.ignore_eos,
+                continuous_usage=self._options.continuous_usage,
                 session=request.session,
                 extra=self._options.extra,
             )
@@ -180,6 +184,7 @@ class _Play:
                     return
             else:
                 scheduled_at = origin + self._starts[request.id]
+                await _sleep_until(scheduled_at - AHEAD_S)
             body = self._bodies.make(request)
             await _sleep_until(scheduled_at)
             self._end(await self._send(request, body=body, scheduled_at=scheduled_at))
