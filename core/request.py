@@ -124,8 +124,6 @@ class Request:
     """Prompt tokens found in the prefix cache at first admission; None before it."""
     num_preemptions: int = 0
     block_table: "array[int]" = field(default_factory=lambda: array("i"))
-    leader_id: str = ""
-    """The sibling whose prompt this request shares and waits for; empty: none."""
     pools: bool = False
     """Gives the sum of its hidden states instead of tokens."""
     pooled: bytes = b""

@@ -64,6 +64,12 @@ class KVStorage:
             finite = torch.nan_to_num(new.reshape(-1, self.head_dim), nan=0.0, posinf=limit, neginf=-limit)
             pool.view(-1, self.head_dim).index_copy_(0, rows, finite.clamp_(-limit, limit).to(self.dtype))
 
+    def copy_rows(self, source_rows: Tensor, target_rows: Tensor) -> None:
+        """Copy tokens, bit by bit, in every layer. Rows as `token_rows` gives them; no row on both sides."""
+        for pool in (*self._keys, *self._values):
+            by_row = pool.view(-1, self.head_dim)
+            by_row.index_copy_(0, target_rows, by_row.index_select(0, source_rows))
+
     def gather(self, layer: int, rows: Tensor, tile: int) -> tuple[Tensor, Tensor]:
         """Keys and values of whole tiles, float32 `[I * K, tile, D]` each."""
         shape = (-1, tile, self.head_dim)

@@ -11,15 +11,19 @@ Invariants (`check()` asserts them):
     - a node is locked at least as often as its children together, so below an unlocked node
       everything is unlocked and can be evicted, leaf by leaf;
     - `num_evictable` is the number of blocks in unlocked nodes;
-    - exactly the unlocked leaves wait in the eviction queue.
+    - exactly the unlocked leaves wait in the eviction queue;
+    - a node's `order` is the sorted keys of its children, so that the sister most like some tokens
+      is a neighbour of where they would stand.
 """
 
 import heapq
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 from core.cache.content_key import TOKEN_BYTES, block_key, root_key
 from core.cache.retention import LeastRecentlyUsed, RetentionPolicy
+from core.cache.token_bytes import num_common_tokens, whole_blocks
 
 
 class Node:
@@ -31,8 +35,8 @@ class Node:
     """
 
     __slots__ = (
-        "block_ids", "children", "keys", "last_used", "lock_count", "namespace", "parent", "queue_seq",
-        "token_bytes",
+        "block_ids", "children", "keys", "last_used", "lock_count", "namespace", "order", "parent",
+        "queue_seq", "token_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -43,10 +47,23 @@ class Node:
         self.token_bytes = token_bytes
         self.block_ids = block_ids
         self.children: dict[bytes, Node] = {}
+        self.order: list[bytes] = []
         self.keys: list[bytes] = []
         self.lock_count = 0
         self.last_used = 0
         self.queue_seq = 0
+
+    def adopt(self, child: "Node") -> None:
+        """Put a child below, in place of one with the same first block if there is one."""
+        first_block = bytes(child.token_bytes[: len(child.token_bytes) // len(child.block_ids)])
+        if first_block not in self.children:
+            insort(self.order, first_block)
+        self.children[first_block] = child
+        child.parent = self
+
+    def disown(self, first_block: bytes) -> None:
+        del self.children[first_block]
+        del self.order[bisect_left(self.order, first_block)]
 
 
 class RadixTree:
@@ -86,7 +103,7 @@ class RadixTree:
             nothing matched), the prefix's block ids and its length in tokens.
         """
         node = self._root(namespace)
-        wanted = _whole_blocks(token_ids, self.block_size)
+        wanted = whole_blocks(token_ids, self.block_size)
         block_ids: list[int] = []
         offset = 0
         while offset < len(wanted):
@@ -101,6 +118,51 @@ class RadixTree:
             offset += len(node.token_bytes)
         return node, block_ids, offset // TOKEN_BYTES
 
+    def nearest(self, node: Node, token_ids: "array[int]") -> tuple[Node | None, int]:
+        """Among the blocks that may follow `node`, the one that shares most first tokens with `token_ids`.
+
+        Looks at two of them, however many there are: sorted, the likest is a neighbour. Changes nothing.
+
+        Returns:
+            The child whose first block it is, and how many tokens are common; `(None, 0)` if not one is.
+        """
+        wanted = memoryview(token_ids[: self.block_size]).tobytes()
+        place = bisect_left(node.order, wanted)
+        neighbours = node.order[max(0, place - 1) : place + 1]
+        num_common, first_block = max(((num_common_tokens(key, wanted), key) for key in neighbours), default=(0, b""))
+        return (node.children[first_block], num_common) if num_common else (None, 0)
+
+    def first_block(self, child: Node) -> Node:
+        """A node of its own for the first block of an edge: what may be locked without the rest."""
+        return child if len(child.block_ids) == 1 else self._split(child, 1)
+
+    def match_length(self, namespace: bytes, token_ids: "array[int]") -> int:
+        """How many first tokens are cached, to the token. Changes nothing, splits nothing."""
+        return self.closest(namespace, token_ids)[0]
+
+    def closest(self, namespace: bytes, token_ids: "array[int]") -> tuple[int, int | None]:
+        """How many first tokens are cached, to the token, and the block with the last of them, if any.
+
+        Changes nothing, splits nothing.
+        """
+        node = self._root(namespace)
+        wanted = whole_blocks(token_ids, self.block_size)
+        offset, block_id = 0, None
+        while child := node.children.get(wanted[offset : offset + self._block_bytes]):
+            num_common = self._num_common_blocks(child, wanted, offset)
+            offset += num_common * self._block_bytes
+            block_id = child.block_ids[num_common - 1]
+            if num_common < len(child.block_ids):
+                rest = memoryview(token_ids)[offset // TOKEN_BYTES :][: self.block_size].tobytes()
+                begin = num_common * self._block_bytes
+                edge_block = bytes(child.token_bytes[begin : begin + self._block_bytes])
+                num_more = num_common_tokens(edge_block, rest)
+                return offset // TOKEN_BYTES + num_more, child.block_ids[num_common] if num_more else block_id
+            node = child
+        num_tokens = offset // TOKEN_BYTES
+        sister, num_more = self.nearest(node, token_ids[num_tokens : num_tokens + self.block_size])
+        return num_tokens + num_more, block_id if sister is None else sister.block_ids[0]
+
     def insert(
         self, namespace: bytes, token_ids: "array[int]", block_ids: Sequence[int]
     ) -> tuple[Node, list[int]]:
@@ -114,7 +176,7 @@ class RadixTree:
             The node where they end, and the tree's blocks for these tokens. Where one of them is
             not the caller's, the tree had the block already and keeps its own: the caller's is a duplicate.
         """
-        added = _whole_blocks(token_ids, self.block_size)
+        added = whole_blocks(token_ids, self.block_size)
         assert len(added) == len(token_ids) * TOKEN_BYTES == len(block_ids) * self._block_bytes
         kept: list[int] = []
         while len(kept) < len(block_ids):
@@ -231,6 +293,7 @@ class RadixTree:
         assert node.parent or node.children or node.lock_count, "an unused root is kept"
         assert node.parent or self._roots[node.namespace] is node
         assert len(node.keys) <= max(1, len(node.block_ids))
+        assert node.order == sorted(node.children), "the order of sisters is not that of the children"
         for first_block, child in node.children.items():
             assert child.parent is node
             assert child.token_bytes[: self._block_bytes] == first_block
@@ -277,12 +340,11 @@ class RadixTree:
         upper.keys = node.keys[:num_blocks]
         upper.lock_count = node.lock_count
         upper.last_used = node.last_used
-        parent.children[bytes(upper.token_bytes[: self._block_bytes])] = upper
-        node.parent = upper
+        parent.adopt(upper)
         node.token_bytes = node.token_bytes[cut:]
         node.block_ids = node.block_ids[num_blocks:]
         node.keys = node.keys[num_blocks:]
-        upper.children[bytes(node.token_bytes[: self._block_bytes])] = node
+        upper.adopt(node)
         return upper
 
     def _append(self, node: Node, token_bytes: bytes, block_ids: Sequence[int], *, may_grow: bool) -> Node:
@@ -299,7 +361,7 @@ class RadixTree:
         self._unqueue(node)
         child = Node(node, bytearray(token_bytes), list(block_ids))
         child.last_used = node.last_used
-        node.children[token_bytes[: self._block_bytes]] = child
+        node.adopt(child)
         self._num_evictable += len(block_ids)
         self._queue_if_evictable(child)
         return child
@@ -316,7 +378,7 @@ class RadixTree:
             del node.block_ids[keep:], node.token_bytes[keep * self._block_bytes :], node.keys[keep:]
             self._queue_if_evictable(node)
         else:
-            del node.parent.children[bytes(node.token_bytes[: self._block_bytes])]
+            node.parent.disown(bytes(node.token_bytes[: self._block_bytes]))
             self._queue_if_evictable(node.parent)
             if node.parent.parent is None:
                 self._drop_root_if_unused(node.parent)
@@ -345,9 +407,3 @@ class RadixTree:
 def _is_evictable(node: Node) -> bool:
     """An unlocked leaf; roots hold nothing to evict."""
     return node.parent is not None and node.lock_count == 0 and not node.children
-
-
-def _whole_blocks(token_ids: "array[int]", block_size: int) -> bytes:
-    """The ids of the full blocks, as bytes: compared and sliced at memory speed."""
-    assert token_ids.itemsize == TOKEN_BYTES
-    return memoryview(token_ids)[: len(token_ids) // block_size * block_size].tobytes()

@@ -56,6 +56,22 @@ def build_batch(
     )
 
 
+def copy_blocks(plan: StepPlan, storage: KVStorage, *, device: torch.device) -> None:
+    """Do the plan's copies, all of them at once: one gather and one scatter per layer."""
+    if not plan.block_copies:
+        return
+    counts = [copy.num_tokens for copy in plan.block_copies]
+    repeats = torch.tensor(counts)
+    offsets = torch.cat([torch.arange(count) for count in counts]).to(device)
+
+    def rows(block_ids: list[int]) -> Tensor:
+        return storage.token_rows(torch.tensor(block_ids).repeat_interleave(repeats).to(device), offsets)
+
+    storage.copy_rows(
+        rows([copy.source for copy in plan.block_copies]), rows([copy.target for copy in plan.block_copies])
+    )
+
+
 def _block_table(item: PlannedTokens, block_size: int) -> Tensor:
     """The blocks up to the last planned position, int64."""
     table = torch.frombuffer(bytearray(item.block_table), dtype=torch.int32)

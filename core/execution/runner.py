@@ -7,7 +7,7 @@ import torch
 from core.attention import AttentionBackend
 from core.attention.kv_storage import KVStorage
 from core.execution.answers import complete_answers
-from core.execution.batch import build_batch
+from core.execution.batch import build_batch, copy_blocks
 from core.models import Model
 from core.sampling.sampler import sample_rows
 from core.scheduler.plan import SampledTokens, StepPlan, StepResult
@@ -24,6 +24,7 @@ class Runner:
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Forward a plan and return the logits of its sampled rows, float32 `[R, V]`."""
+        copy_blocks(plan, self._storage, device=self._device)
         batch = build_batch(plan, self._storage, self._attention, device=self._device)
         hidden_TE = self._model.forward(batch.token_ids_T, batch)
         return self._model.logits(hidden_TE.index_select(0, batch.sample_rows_R))
@@ -32,6 +33,7 @@ class Runner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a step. One answer per planned item that asks for one."""
         started = time.perf_counter()
+        copy_blocks(plan, self._storage, device=self._device)
         batch = build_batch(plan, self._storage, self._attention, device=self._device)
         built = time.perf_counter()
         hidden_TE = self._model.forward(batch.token_ids_T, batch)

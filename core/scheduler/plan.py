@@ -56,11 +56,21 @@ class PlannedTokens(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_samples > 0 or self.scoring is not None or self.pooling is not None
 
 
+class BlockCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV of the first `num_tokens` slots of a block, to be copied into another block."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One forward over many requests. `step_id` counts up from 1."""
 
     step_id: int
     items: tuple[PlannedTokens, ...]
+    block_copies: tuple[BlockCopy, ...] = ()
+    """Done before anything is computed. No block is both a source and a target."""
 
     @property
     def num_tokens(self) -> int:

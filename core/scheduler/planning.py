@@ -9,12 +9,30 @@ from core.scheduler.plan import PlannedTokens, PromptScoring, TokenHistory
 class Draft:
     """A step while it is being planned."""
 
-    __slots__ = ("budget", "items", "requests")
+    __slots__ = ("_has_prompt", "_max_prefill_tokens", "_whole_prompts", "budget", "items", "requests")
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, max_prefill_tokens: int, *, whole_prompts: bool) -> None:
         self.budget = budget
         self.items: list[PlannedTokens] = []
         self.requests: list[Request] = []
+        self._max_prefill_tokens = max_prefill_tokens
+        self._whole_prompts = whole_prompts
+        self._has_prompt = False
+
+    def add_prompt(self, request: Request) -> None:
+        """Reserve as many of a request's known tokens as one request may have, and the budget lasts for.
+
+        Where prompts are computed whole, the first one is taken whatever its length; one that no longer
+        fits ends the step's budget, so that none behind it goes before.
+        """
+        num_tokens = request.num_uncomputed_tokens
+        if not self._whole_prompts:
+            num_tokens = min(num_tokens, self._max_prefill_tokens, self.budget)
+        elif num_tokens > self.budget and self._has_prompt:
+            self.budget = 0
+            return
+        self._has_prompt = True
+        self.add(request, num_tokens)
 
     def add(self, request: Request, num_tokens: int) -> None:
         """Reserve the next `num_tokens` tokens of a request, for which it has blocks."""
@@ -32,7 +50,7 @@ class Draft:
         )
         self.items.append(item if request.is_plain else _with_asides(item, request))
         self.requests.append(request)
-        self.budget -= num_tokens
+        self.budget = max(0, self.budget - num_tokens)
         request.num_scheduled_tokens += num_tokens
 
 

@@ -16,9 +16,10 @@ Invariants (`check()` asserts them):
 
 from collections import OrderedDict
 
-from core.cache.manager import KVCacheManager
+from core.cache.reservation import KVManager
 from core.errors import RequestTooLong
 from core.request import FinishReason, Request, RequestStatus, TokenOutput
+from core.scheduler.batching import Batching, ContinuousBatching
 from core.scheduler.plan import PlannedTokens, SampledTokens, StepPlan, StepResult
 from core.scheduler.planning import Draft
 from core.scheduler.policies import WaitingQueue
@@ -40,17 +41,22 @@ class Scheduler:
         max_prefill_tokens: the most one request may take of it.
         max_model_len: prompt and output together.
         policy: the order of those who were never admitted; it must be empty.
+        batching: when waiting requests may join; continuous unless given.
+        whole_prompts: compute each prompt in one step, whatever `max_prefill_tokens` is. The token budget
+            then says how many prompts a step may begin besides its first.
     """
 
     def __init__(
         self,
-        manager: KVCacheManager,
+        manager: KVManager,
         *,
         max_step_tokens: int,
         max_prefill_tokens: int,
         max_running: int,
         max_model_len: int,
         policy: WaitingQueue | None = None,
+        batching: Batching | None = None,
+        whole_prompts: bool = False,
     ) -> None:
         assert 1 <= max_running <= max_step_tokens
         assert max_prefill_tokens >= 1
@@ -60,6 +66,8 @@ class Scheduler:
         self._max_running = max_running
         self._max_model_len = max_model_len
         self._waiting = WaitingLine(FirstCome() if policy is None else policy)
+        self._batching: Batching = batching or ContinuousBatching()
+        self._whole_prompts = whole_prompts
         self._siblings = Siblings(manager.block_size)
         self._running: OrderedDict[str, Request] = OrderedDict()  # oldest admission first
         self._requests: dict[str, Request] = {}  # waiting and running
@@ -100,7 +108,7 @@ class Scheduler:
                 )
 
     def add(self, request: Request) -> None:
-        """Queue a new request, behind its leader's prompt if it has a leader.
+        """Queue a new request.
 
         Raises:
             RequestTooLong: as `check_admissible` does.
@@ -113,8 +121,7 @@ class Scheduler:
         assert request.status is RequestStatus.WAITING
         assert request.num_computed_tokens == 0
         self.check_admissible(request.num_prompt_tokens, request.sampling.max_tokens)
-        if not self._siblings.hold(request, self._requests.get(request.leader_id)):
-            self._waiting.push(request)
+        self._waiting.push(request)
         self._requests[request.request_id] = request
 
     def abort(self, request_id: str) -> TokenOutput | None:
@@ -141,14 +148,17 @@ class Scheduler:
         """Plan one step: running requests first, then waiting ones. None if nothing can be computed now."""
         if self._siblings:
             self._release_siblings()
-        draft = Draft(self._max_step_tokens)
+        draft = Draft(
+            self._max_step_tokens, self._max_prefill_tokens, whole_prompts=self._whole_prompts
+        )
         self._continue_running(draft)
         self._admit_waiting(draft)
         if not draft.items:
             assert self._in_flight or not self._requests, "nothing is in flight and nobody can go on"
             return None
         self._step_id += 1
-        plan = StepPlan(step_id=self._step_id, items=tuple(draft.items))
+        copies = self._manager.take_copies(draft.requests)
+        plan = StepPlan(step_id=self._step_id, items=tuple(draft.items), block_copies=copies)
         self._in_flight[plan.step_id] = (plan, draft.requests)
         return plan
 
@@ -196,6 +206,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         manager = self._manager
+        usage = manager.usage()
         return SchedulerStats(
             num_waiting=len(self._waiting) + len(self._siblings),
             num_running=len(self._running),
@@ -210,6 +221,8 @@ class Scheduler:
             num_output_tokens=self._num_output_tokens,
             num_preemptions=self._num_preemptions,
             num_finished=dict(self._num_finished),
+            num_live_tokens=usage.num_live_tokens,
+            num_allocated_tokens=usage.num_allocated_tokens,
         )
 
     def nearest(self, request: Request) -> tuple[int, int | None]:
@@ -228,6 +241,7 @@ class Scheduler:
                 in_flight[item.request_id] = in_flight.get(item.request_id, 0) + len(item.token_ids)
                 holders[item.request_id] = request
         self._manager.check(holders.values())
+        self._siblings.check()
         for request in holders.values():
             assert request.num_scheduled_tokens == in_flight.get(request.request_id, 0)
             assert request.num_uncomputed_tokens >= 0
@@ -243,12 +257,12 @@ class Scheduler:
         assert all(request.status is RequestStatus.RUNNING for request in self._running.values())
 
     def _release_siblings(self) -> None:
-        """Those whose leader was admitted go before newcomers, as it did; the others are newcomers."""
-        followers, heirs = self._siblings.release()
-        for request in reversed(followers):
-            self._waiting.push(request, is_follower=True)
-        for request in heirs:
-            self._waiting.push(request)
+        """Those who lost their blocks come first, as others like them; the rest goes before newcomers."""
+        for request in reversed(self._siblings.release()):
+            if request.num_preemptions:
+                self._waiting.push_back(request)
+            else:
+                self._waiting.push(request, is_follower=True)
 
     def _continue_running(self, draft: Draft) -> None:
         """First those that need one token, so that no running stream waits for another's prompt."""
@@ -265,8 +279,7 @@ class Scheduler:
                 draft.add(request, 1)
         for request in behind:
             if draft.budget and request.status is running:
-                num_tokens = min(request.num_uncomputed_tokens, self._max_prefill_tokens, draft.budget)
-                draft.add(request, num_tokens)  # its blocks were taken at admission
+                draft.add_prompt(request)  # its blocks were taken at admission
 
     def _make_room(self, request: Request) -> bool:
         """Grow by one token, preempting from the young end until it fits or is itself the victim."""
@@ -289,25 +302,48 @@ class Scheduler:
         self._num_preemptions += 1
 
     def _admit_waiting(self, draft: Draft) -> None:
-        """Admit from the head while budget and room last; nobody overtakes.
+        """Admit from the head while budget and room last; nobody overtakes, except whom siblings let by."""
+        batching = self._batching
+        num_left = batching.num_admissible(num_running=len(self._running), max_running=self._max_running)
+        while self._waiting and num_left and (draft.budget or batching.fills_at_once):
+            request = self._waiting.head()
+            if self._hold_back(request):
+                continue
+            if not self._admit(request):
+                return
+            num_left -= 1
+            if draft.budget:
+                draft.add_prompt(request)
+
+    def _hold_back(self, request: Request) -> bool:
+        """Take a request out of the queue while another computes at least one more block for it."""
+        if not self._manager.shares_prefixes:
+            return False
+        found = self._siblings.find_leader(request)
+        if found is None or found[1] < self._manager.match_length(request) + self._manager.block_size:
+            return False
+        self._waiting.discard(request)
+        self._siblings.hold(request, *found)
+        return True
+
+    def _admit(self, request: Request) -> bool:
+        """Give a waiting request its blocks, if there is room.
 
         All known tokens get their blocks at once, and there must be room for one block more: else a
         request would be resumed only to be preempted again.
         """
-        while self._waiting and draft.budget and len(self._running) < self._max_running:
-            request = self._waiting.head()
-            num_known = len(request.token_ids)
-            most = request.num_prompt_tokens + request.sampling.max_tokens
-            room_for = min(num_known + self._manager.block_size, most)
-            if not self._manager.attach_prefix(request, room_for=room_for):
-                return
-            grown = self._manager.try_grow(request, num_known - request.num_computed_tokens)
-            assert grown, "there was room, and now there is none"
-            self._waiting.admit(request)
-            request.status = RequestStatus.RUNNING
-            self._running[request.request_id] = request
-            num_tokens = min(request.num_uncomputed_tokens, self._max_prefill_tokens, draft.budget)
-            draft.add(request, num_tokens)
+        num_known = len(request.token_ids)
+        most = request.num_prompt_tokens + request.sampling.max_tokens
+        room_for = min(num_known + self._manager.block_size, most)
+        if not self._manager.attach_prefix(request, room_for=room_for):
+            return False
+        grown = self._manager.try_grow(request, num_known - request.num_computed_tokens)
+        assert grown, "there was room, and now there is none"
+        self._waiting.admit(request)
+        request.status = RequestStatus.RUNNING
+        self._running[request.request_id] = request
+        self._siblings.lead(request)
+        return True
 
     def _land(self, plan: StepPlan) -> list[Request]:
         """Take the oldest plan out of flight, with its reservations."""

@@ -1,72 +1,124 @@
-"""Requests that share a prompt: the first computes it, the others wait and then match it."""
+"""Requests that share an uncached prefix: one computes it, the others wait and then match it."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
+from core.cache.token_bytes import num_common_tokens
 from core.request import Request, RequestStatus
 
 
-class Siblings:
-    """Waiting requests that are held back from the queue until their leader's prompt is in the tree.
+@dataclass(slots=True)
+class _Group:
+    """Who waits for the same first tokens of a leader, in the order in which they came; never nobody."""
 
-    They hold no blocks and are in nobody's way. A leader that ends without having come so far hands
-    its part to the first of those that waited for it. Nothing here waits for a moment that may be
-    missed: `release` looks at the leaders' progress anew before each step, and a leader that is not
-    held back itself is waiting or running, so it moves.
+    leader: Request
+    num_shared_tokens: int
+    held: list[Request] = field(default_factory=list)
+
+    @property
+    def waits(self) -> bool:
+        """A leader that has ended or lost its blocks computes nothing more for the others."""
+        leader = self.leader
+        return leader.status is RequestStatus.RUNNING and leader.num_computed_tokens < self.num_shared_tokens
+
+
+class Siblings:
+    """Requests at the head of the queue that are held back while a running one computes what they share.
+
+    They hold no blocks and are in nobody's way. Worth it from one whole block up: less cannot be
+    shared. A leader that ends or is preempted early lets them go; the first of them to be admitted
+    then leads the others. Nothing here waits for a moment that may be missed: `release` looks at the
+    leaders' progress anew before each step, and a leader runs, so it moves.
     """
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._groups: dict[str, tuple[Request, list[Request]]] = {}
-        """Leader's id -> leader, and who waits for it, in order of arrival; never nobody."""
+        self._groups: dict[tuple[str, int], _Group] = {}
+        self._group_of: dict[str, tuple[str, int]] = {}
+        """Who is held -> the key of its group; in order of arrival."""
+        self._computing: dict[str, tuple[Request, int]] = {}
+        """Leaders there may be -> how many tokens they set out to compute. Ended ones leave late."""
 
     def __len__(self) -> int:
-        return sum(len(held) for _, held in self._groups.values())
+        return len(self._group_of)
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
     def __iter__(self) -> Iterator[Request]:
-        for _, held in self._groups.values():
-            yield from held
+        for group in self._groups.values():
+            yield from group.held
 
-    def hold(self, request: Request, leader: Request | None) -> bool:
-        """Hold a request back, if it has a leader to wait for."""
-        if leader is None or self._has_prompt(leader):
-            return False
-        self._groups.setdefault(leader.request_id, (leader, []))[1].append(request)
-        return True
+    def lead(self, request: Request) -> None:
+        """Note that an admitted request begins to compute what it knows."""
+        self._computing[request.request_id] = (request, len(request.token_ids))
+
+    def find_leader(self, request: Request) -> tuple[Request, int] | None:
+        """The running request about to compute most first blocks of this one, and how many tokens those are.
+
+        Some of them may be cached already.
+        """
+        self._forget_idle()
+        if request.must_compute_prompt:
+            return None
+        size = self._block_size
+        most = (len(request.token_ids) - 1) // size * size
+        first_block = request.token_ids[:size]
+        wanted = b""
+        best: tuple[Request, int] | None = None
+        for leader, _ in self._computing.values():
+            if not most or leader.namespace != request.namespace or leader.token_ids[:size] != first_block:
+                continue
+            wanted = wanted or memoryview(request.token_ids)[:most].tobytes()
+            num_common = num_common_tokens(memoryview(leader.token_ids)[:most].tobytes(), wanted)
+            num_shared = num_common // size * size
+            if num_shared > max(leader.num_computed_tokens, best[1] if best else 0):
+                best = leader, num_shared
+        return best
+
+    def hold(self, request: Request, leader: Request, num_shared_tokens: int) -> None:
+        """Hold a request back until its leader has computed that many tokens."""
+        key = leader.request_id, num_shared_tokens
+        self._groups.setdefault(key, _Group(leader, num_shared_tokens)).held.append(request)
+        self._group_of[request.request_id] = key
 
     def discard(self, request: Request) -> bool:
         """Forget a request that has ended; False if it is not held back."""
-        for leader_id, (_, held) in self._groups.items():
-            if request in held:
-                held.remove(request)
-                if not held:
-                    del self._groups[leader_id]
-                return True
-        return False
+        key = self._group_of.pop(request.request_id, None)
+        if key is None:
+            return False
+        held = self._groups[key].held
+        held.remove(request)
+        if not held:
+            del self._groups[key]
+        return True
 
-    def release(self) -> tuple[list[Request], list[Request]]:
-        """Take out who may go now: those whose prompt is there, and those that must compute it themselves."""
-        followers: list[Request] = []
-        heirs: list[Request] = []
-        for leader_id, (leader, held) in tuple(self._groups.items()):
-            if self._has_prompt(leader):
-                del self._groups[leader_id]
-                followers += held
-            elif leader.status is RequestStatus.FINISHED:
-                del self._groups[leader_id]
-                heir, *rest = held
-                heirs.append(heir)
-                if rest:  # it may lead others already
-                    self._groups.setdefault(heir.request_id, (heir, []))[1][:0] = rest
-        return followers, heirs
+    def release(self) -> list[Request]:
+        """Take out who may go now, in the order in which they came."""
+        ready = [key for key, group in self._groups.items() if not group.waits]
+        if not ready:
+            return []
+        free = {request.request_id: request for key in ready for request in self._groups.pop(key).held}
+        ordered = [free[request_id] for request_id in self._group_of if request_id in free]
+        for request_id in free:
+            del self._group_of[request_id]
+        return ordered
 
-    def _has_prompt(self, leader: Request) -> bool:
-        """Whether all blocks that another could match are committed. Never true for a request that
-        ended too early: ending leaves `num_computed_tokens` as it was.
-        """
-        shared = (leader.num_prompt_tokens - 1) // self._block_size * self._block_size
-        return shared == 0 or (
-            leader.num_computed_tokens >= shared and leader.status is not RequestStatus.WAITING
-        )
+    def check(self) -> None:
+        """Assert the invariants. For tests."""
+        assert all(group.held for group in self._groups.values())
+        for key, group in self._groups.items():
+            assert key == (group.leader.request_id, group.num_shared_tokens)
+            assert all(self._group_of[request.request_id] == key for request in group.held)
+        assert len(self._group_of) == sum(len(group.held) for group in self._groups.values())
+
+    def _forget_idle(self) -> None:
+        """Drop who ended, lost its blocks, or has computed all that it set out with."""
+        idle = [
+            request_id
+            for request_id, (request, num_tokens) in self._computing.items()
+            if request.status is not RequestStatus.RUNNING
+            or request.num_computed_tokens >= num_tokens // self._block_size * self._block_size
+        ]
+        for request_id in idle:
+            del self._computing[request_id]

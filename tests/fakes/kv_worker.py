@@ -21,7 +21,7 @@ from core.config import EngineConfig
 from core.errors import CheckpointError
 from core.execution.worker_info import WorkerInfo, WorkerMemory
 from core.request import SamplingParams, TokenLogprob
-from core.scheduler.plan import PlannedTokens, SampledTokens, StepPlan, StepResult
+from core.scheduler.plan import BlockCopy, PlannedTokens, SampledTokens, StepPlan, StepResult
 
 SLOT_BYTES = 8
 """4 bytes of token id, 4 bytes of context digest."""
@@ -102,6 +102,7 @@ class KVWorker:
     def execute(self, plan: StepPlan) -> StepResult:
         """Write every item's tokens, then sample: as a real forward does, all rows in one step."""
         self._misbehave(plan.step_id)
+        self._copy(plan.block_copies)
         for item in plan.items:
             self._write(item)
         samples = [self._answer(item) for item in plan.items if item.answers]
@@ -128,6 +129,16 @@ class KVWorker:
             self._closed.wait(self._options.get("hang_s", 3600.0))
         if step_id == self._options.get("raise_on_step"):
             raise RuntimeError(f"the fake worker was told to fail in step {step_id}")
+
+    def _copy(self, copies: Sequence[BlockCopy]) -> None:
+        targets = {copy.target for copy in copies}
+        assert len(targets) == len(copies), "a block is copied into twice"
+        assert targets.isdisjoint(copy.source for copy in copies), "a copy of a copy"
+        for copy in copies:
+            assert 0 < copy.num_tokens <= self._block_size
+            source, target = (block * self._block_size * SLOT_BYTES for block in (copy.source, copy.target))
+            num_bytes = copy.num_tokens * SLOT_BYTES
+            self._slots[target : target + num_bytes] = self._slots[source : source + num_bytes]
 
     def _write(self, item: PlannedTokens) -> None:
         table = array("i", item.block_table)

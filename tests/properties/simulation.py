@@ -66,7 +66,6 @@ class Simulation:
         *,
         namespace: bytes = b"a",
         pools: bool = False,
-        leader_id: str = "",
         tenant: str = "",
         session_id: str = "",
     ) -> str:
@@ -81,7 +80,6 @@ class Simulation:
             sampling=sampling or greedy(4),
             namespace=namespace,
             pools=pools,
-            leader_id=leader_id,
             tenant=tenant,
             session_id=session_id,
         )
@@ -118,7 +116,9 @@ class Simulation:
             )
             for item in plan.items
         ]
-        self.worker.execute(StepPlan(step_id=plan.step_id, items=tuple(garbled)))
+        self.worker.execute(
+            StepPlan(step_id=plan.step_id, items=tuple(garbled), block_copies=plan.block_copies)
+        )
         return self._record(self.scheduler.fail(plan, "the step raised"))
 
     def fail_all(self) -> list[TokenOutput]:
@@ -246,10 +246,14 @@ class Simulation:
         """No block that a plan writes is named by anybody else's item, in this plan or one in flight."""
         size = self.manager.block_size
         items = [item for other in (*self.in_flight, plan) for item in other.items]
+        copies = [copy for other in (*self.in_flight, plan) for copy in other.block_copies]
+        for copy in plan.block_copies:
+            assert any(copy.target in array("i", item.block_table) for item in plan.items)
         for item in items:
             first_block = item.first_position // size
             last_block = (item.first_position + len(item.token_ids) - 1) // size
             written = set(array("i", item.block_table)[first_block : last_block + 1])
+            assert written.isdisjoint(copy.source for copy in copies), "a block to copy from was reused"
             for other in items:
                 if other.request_id != item.request_id:
                     assert written.isdisjoint(array("i", other.block_table)), "a block in flight was reused"

@@ -42,13 +42,13 @@ async def test_siblings_share_the_prompt_that_the_first_computes(kind: ExecutorK
     async with opened(config(executor=kind)) as engine:
         async with (
             engine.generate("a", prompt, greedy(5)) as leader,
-            engine.generate("b", prompt, greedy(6), sibling_of=leader) as second,
-            engine.generate("c", prompt, greedy(7), sibling_of=leader) as third,
+            engine.generate("b", prompt, greedy(6)) as second,
+            engine.generate("c", prompt, greedy(7)) as third,
         ):
             for stream, max_tokens in ((third, 7), (second, 6), (leader, 5)):
                 outputs = [output async for output in stream]
                 assert ids(outputs) == generate_alone(prompt, greedy(max_tokens))
-                assert outputs[-1].num_cached_tokens == (0 if stream is leader else 68)
+                assert outputs[-1].num_cached_tokens >= (0 if stream is leader else 68)
         await assert_sound(engine)
 
 
@@ -56,7 +56,7 @@ async def test_a_sibling_goes_on_when_the_first_leaves() -> None:
     prompt = tuple(range(70))
     async with opened(config()) as engine:
         async with engine.generate("a", prompt, greedy(5)) as leader:
-            second = engine.generate("b", prompt, greedy(6), sibling_of=leader)
+            second = engine.generate("b", prompt, greedy(6))
             await second.__aenter__()
         assert ids([output async for output in second]) == generate_alone(prompt, greedy(6))
         await second.__aexit__(None, None, None)
