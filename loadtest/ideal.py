@@ -53,13 +53,23 @@ def ideal_hit(plan: Plan, block_tokens: int = 1, *, live: bool = False) -> Ideal
 
 
 def in_order(plan: Plan) -> list[PlannedRequest]:
-    """The requests as they would start if answers took no time, one unit of `at_unit` being a second.
+    """The requests as they would start if answers took no time.
 
     The sum of all hits does not depend on the order, only whose they are.
     """
+    starts = _starts(plan)
+    return sorted(plan.requests, key=lambda request: starts[request.id])
+
+
+def start_times(plan: Plan) -> dict[str, float]:
+    """When each request would start if answers took no time; a unit of `at_unit` is a second."""
+    return {request_id: at for request_id, (at, _) in _starts(plan).items()}
+
+
+def _starts(plan: Plan) -> dict[str, tuple[float, int]]:
+    """Per request id: its start, and how many others in a row must be over before."""
     by_id = {request.id: request for request in plan.requests}
     starts: dict[str, tuple[float, int]] = {}
-    """Start, and the number of requests that must be over before."""
     pending = list(reversed(plan.requests))
     while pending:
         request = pending[-1]
@@ -72,7 +82,7 @@ def in_order(plan: Plan) -> list[PlannedRequest]:
         at = request.at_s if request.at_s is not None else request.at_unit or 0.0
         start = max((at for at, _ in before), default=at) + request.delay_s
         starts[request.id] = (start, 1 + max((depth for _, depth in before), default=-1))
-    return sorted(plan.requests, key=lambda request: starts[request.id])
+    return starts
 
 
 def _answers(plan: Plan) -> dict[str, Segment]:

@@ -119,19 +119,30 @@ def load_plan(path: Path) -> Plan:
     Raises:
         PlanInvalid: naming file, line, field and bound.
     """
+    name = re.sub(r"(\.plan)?(\.jsonl?)?(\.gz)?$", "", path.name)
+    return parse_plan(read_text(path), str(path), name=name)
+
+
+def parse_plan(text: str, source: str, *, name: str = "") -> Plan:
+    """A plan from a file's text; `source` is what errors call it.
+
+    Raises:
+        PlanInvalid: naming source, line, field and bound.
+    """
     decoder = msgspec.json.Decoder(_Line)
     requests: list[PlannedRequest] = []
     numbers: list[int] = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             requests.append(decoder.decode(line).request())
         except msgspec.DecodeError as error:
-            raise PlanInvalid(f"{path}, line {number}: {error}") from error
+            raise PlanInvalid(f"{source}, line {number}: {error}") from error
         numbers.append(number)
-    name = re.sub(r"(\.plan)?(\.jsonl?)?(\.gz)?$", "", path.name)
-    return _checked(name, requests, where=lambda index: f"{path}, line {numbers[index]}", whole=str(path))
+    return _checked(
+        name or source, requests, where=lambda index: f"{source}, line {numbers[index]}", whole=source
+    )
 
 
 def plan_of(name: str, requests: Iterable[PlannedRequest], *, notes: Sequence[str] = ()) -> Plan:
