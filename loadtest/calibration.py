@@ -149,7 +149,7 @@ def _duration(
             )
         lengths.append(max(ends[request.id] for request in group) - (first if concurrency else 0.0))
     turns_s = sum(lengths) / concurrency if concurrency else 0.0
-    return max(work_s, max(lengths), turns_s)
+    return max(work_s, *lengths, turns_s)
 
 
 def _after_order(group: tuple[PlannedRequest, ...]) -> list[PlannedRequest]:
@@ -158,11 +158,15 @@ def _after_order(group: tuple[PlannedRequest, ...]) -> list[PlannedRequest]:
     done: set[str] = set()
     pending = list(group)
     while pending:
-        ready = [request for request in pending if done.issuperset(request.after)]
-        assert ready, "a checked plan has no circle"
-        ordered += ready
-        done.update(request.id for request in ready)
-        pending = [request for request in pending if request.id not in done]
+        late = []
+        for request in pending:
+            if done.issuperset(request.after):
+                ordered.append(request)
+                done.add(request.id)
+            else:
+                late.append(request)
+        assert len(late) < len(pending), "a checked plan has no circle"
+        pending = late
     return ordered
 
 

@@ -67,7 +67,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     """On the clock of the records."""
     duration_s: float
-    """To the end of the last answer."""
+    """From the first intended start to the end of the last answer."""
     health: Health
     interrupted: bool = False
 
@@ -307,7 +307,7 @@ async def run_once(
     return Pass(
         records=records,
         started_at=started_at,
-        duration_s=max(0.0, max(record.ended_at for record in records) - started_at),
+        duration_s=max(r.ended_at for r in records) - min(r.scheduled_at for r in records),
         health=meter.health(),
         interrupted=interrupted,
     )
