@@ -98,6 +98,7 @@ class _Message:
     __slots__ = (
         "headers",
         "is_head_whole",
+        "is_last",
         "is_surplus",
         "is_whole",
         "on_body",
@@ -113,6 +114,7 @@ class _Message:
         self.status = 0
         self.is_head_whole = False
         self.is_whole = False
+        self.is_last = False
         self.is_surplus = False
         self.parser = httptools.HttpResponseParser(self)
 
@@ -131,6 +133,7 @@ class _Message:
     def on_message_complete(self) -> None:
         if self.is_head_whole:
             self.is_whole = True
+            self.is_last = not self.parser.should_keep_alive()  # the parser knows it here only
         else:
             self.headers.clear()
 
@@ -257,7 +260,7 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, message: _Message, at: float) -> None:
         sink, self._sink, self._message = self._sink, None, None
-        if message.is_surplus or not message.parser.should_keep_alive() or self._is_writing:
+        if message.is_surplus or message.is_last or self._is_writing:
             self.close()
         elif self.is_open:
             self._pool.give_back(self)
