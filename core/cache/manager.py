@@ -25,6 +25,7 @@ from core.cache.block_pool import BlockPool
 from core.cache.radix_tree import Node, RadixTree
 from core.cache.reservation import KVUsage
 from core.cache.retention import RetentionPolicy
+from core.cache.session_tails import SessionTails
 from core.request import Request
 from core.scheduler.plan import BlockCopy
 
@@ -61,6 +62,7 @@ class KVCacheManager:
         self.block_size = block_size
         self._pool = BlockPool(num_blocks)
         self._tree = RadixTree(block_size, retention=retention)
+        self._tails = SessionTails(self._tree)
         self._prefix_cache = prefix_cache
         self._holdings: dict[str, _Holding] = {}
         self._uncopied: set[str] = set()
@@ -150,6 +152,8 @@ class KVCacheManager:
         request.block_table = array("i", block_ids)
         request.num_computed_tokens = len(block_ids) * self.block_size + holding.num_copied_tokens
         self._count_private(request, holding)
+        if holding.node:
+            self._tails.began(request)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = request.num_computed_tokens
             self.num_query_tokens += request.num_prompt_tokens
@@ -187,6 +191,8 @@ class KVCacheManager:
         first, end = holding.num_committed_blocks, request.num_computed_tokens // self.block_size
         if first != end and holding.node is not None:
             self._commit_blocks(request, holding, first=first, end=end)
+        if holding.node is not None:
+            self._tails.computed(request, holding.node)
         self._count_private(request, holding)
 
     def _commit_blocks(self, request: Request, holding: _Holding, *, first: int, end: int) -> None:
@@ -227,6 +233,7 @@ class KVCacheManager:
                 kept = min(kept, num_kept_tokens // self.block_size)
             node = holding.node
             self._tree.unlock(node)
+            self._tails.ended(request, node)
             self._pool.release(self._tree.discard(node, holding.num_committed_blocks - kept))
 
     def forget_beyond(self, request: Request, num_kept_tokens: int) -> None:
@@ -248,6 +255,7 @@ class KVCacheManager:
         assert self._uncopied <= self._holdings.keys()
         self._pool.check()
         self._tree.check()
+        self._tails.check(set(self._holdings))
         num_holders = [0] * self.num_blocks
         held: set[int] = set()
         for node in self._tree.nodes():
@@ -269,11 +277,13 @@ class KVCacheManager:
         """The running total of live tokens against a count of each slot."""
         live: dict[int, int] = {}
         for request in requests:
-            source = self._holdings[request.request_id].source
-            if source is not None:
-                live[source.block_ids[0]] = self.block_size
+            holding = self._holdings[request.request_id]
+            if holding.source is not None:
+                live[holding.source.block_ids[0]] = self.block_size
+            num_counted = holding.num_committed_blocks * self.block_size + holding.num_private_tokens
+            assert num_counted <= request.num_computed_tokens, "tokens count that are not computed"
             for index, block_id in enumerate(request.block_table):
-                num_tokens = max(0, min(self.block_size, request.num_computed_tokens - index * self.block_size))
+                num_tokens = max(0, min(self.block_size, num_counted - index * self.block_size))
                 live[block_id] = max(live.get(block_id, 0), num_tokens)
         usage = self.usage()
         assert usage.num_live_tokens == sum(live.values()), f"{usage} but {sum(live.values())} live tokens"

@@ -22,7 +22,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 from core.cache.content_key import TOKEN_BYTES, block_key, root_key
-from core.cache.retention import LeastRecentlyUsed, RetentionPolicy
+from core.cache.retention import RetentionPolicy, SupersededFirst
 from core.cache.token_bytes import num_common_tokens, whole_blocks
 
 
@@ -36,7 +36,7 @@ class Node:
 
     __slots__ = (
         "block_ids", "children", "keys", "last_used", "lock_count", "namespace", "order", "parent",
-        "queue_seq", "token_bytes",
+        "queue_seq", "sealed", "superseded", "token_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +52,8 @@ class Node:
         self.lock_count = 0
         self.last_used = 0
         self.queue_seq = 0
+        self.sealed = False
+        self.superseded = False
 
     def adopt(self, child: "Node") -> None:
         """Put a child below, in place of one with the same first block if there is one."""
@@ -76,7 +78,7 @@ class RadixTree:
     def __init__(self, block_size: int, *, retention: RetentionPolicy | None = None) -> None:
         self._block_bytes = block_size * TOKEN_BYTES
         self.block_size = block_size
-        self._retention = retention or LeastRecentlyUsed()
+        self._retention = retention or SupersededFirst()
         self._roots: dict[bytes, Node] = {}
         self._queue: list[tuple[int, int, Node]] = []  # heap of (rank, seq, node); stale entries are skipped
         self._num_queued = 0
@@ -195,6 +197,7 @@ class RadixTree:
         """Keep the path to `node` from eviction until as many `unlock` calls."""
         step: Node | None = node
         while step is not None:
+            step.superseded = False  # somebody came back to it after all
             if step.lock_count == 0:
                 self._num_evictable -= len(step.block_ids)
                 self._unqueue(step)
@@ -217,6 +220,34 @@ class RadixTree:
             if step.parent is None:
                 self._drop_root_if_unused(step)
             step = step.parent
+
+    def seal(self, node: Node) -> None:
+        """Let whatever follows be a node of its own: somebody remembers this one as an end."""
+        node.sealed = True
+
+    def supersede(self, old: Node, new: Node) -> int:
+        """Give up the end of the path to `old`: what the path to `new` has not, and nothing else follows on.
+
+        Only its place in the eviction order changes. Returns how many blocks that are.
+        """
+        kept: set[Node] = set()
+        step: Node | None = new
+        while step is not None:
+            kept.add(step)
+            step = step.parent
+        num_blocks, above = 0, old
+        # An evicted node has no blocks; above it, a node is needed by the children it has left.
+        while above.parent is not None and above not in kept and above.lock_count == 0:
+            if any(not child.superseded for child in above.children.values()):
+                break
+            if above.block_ids:
+                above.superseded = True
+                num_blocks += len(above.block_ids)
+                if above.queue_seq:
+                    self._unqueue(above)
+                    self._queue_if_evictable(above)
+            above = above.parent
+        return num_blocks
 
     def num_unlocked_blocks(self, node: Node) -> int:
         """Blocks on the path to `node` that locking it would take from `num_evictable`."""
@@ -288,6 +319,7 @@ class RadixTree:
 
     def _check_node(self, node: Node) -> None:
         assert len(node.token_bytes) == len(node.block_ids) * self._block_bytes
+        assert not (node.superseded and node.lock_count), "a node in use is superseded"
         assert node.lock_count >= sum(child.lock_count for child in node.children.values())
         assert (node.parent is None) == (not node.block_ids), "only a root has an empty edge"
         assert node.parent or node.children or node.lock_count, "an unused root is kept"
@@ -340,6 +372,7 @@ class RadixTree:
         upper.keys = node.keys[:num_blocks]
         upper.lock_count = node.lock_count
         upper.last_used = node.last_used
+        upper.superseded = node.superseded
         parent.adopt(upper)
         node.token_bytes = node.token_bytes[cut:]
         node.block_ids = node.block_ids[num_blocks:]
@@ -350,7 +383,7 @@ class RadixTree:
     def _append(self, node: Node, token_bytes: bytes, block_ids: Sequence[int], *, may_grow: bool) -> Node:
         """Put new blocks below `node`, or at the end of its edge where nobody could tell the difference."""
         self._num_blocks += len(block_ids)
-        if may_grow and node.parent is not None and not node.children and node.lock_count <= 1:
+        if may_grow and node.parent and not (node.children or node.sealed) and node.lock_count <= 1:
             node.token_bytes += token_bytes
             node.block_ids += block_ids
             if node.lock_count == 0:
@@ -382,6 +415,7 @@ class RadixTree:
             self._queue_if_evictable(node.parent)
             if node.parent.parent is None:
                 self._drop_root_if_unused(node.parent)
+            node.block_ids, node.token_bytes = [], bytearray()  # whoever remembers it can tell
         freed.reverse()
         return freed
 

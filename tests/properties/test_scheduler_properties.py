@@ -222,7 +222,7 @@ def add_sibling(simulation: Simulation, leader_id: str, sampling: SamplingParams
     leader = simulation.requests[leader_id]
     prompt_ids = simulation.prompts[leader_id]
     if len(prompt_ids) + sampling.max_tokens <= simulation.scheduler.max_request_tokens:
-        simulation.add(prompt_ids, sampling, namespace=leader.namespace, leader_id=leader_id)
+        simulation.add(prompt_ids, sampling, namespace=leader.namespace)
 
 
 def _random_sampling(choose: random.Random) -> SamplingParams:

@@ -11,7 +11,7 @@ from tests.properties.simulation import VOCAB_SIZE, Simulation, greedy
 
 
 def shared_tokens(num_prompt_tokens: int, block_size: int) -> int:
-    """What a sibling can match: whole blocks, and at least one token is left to compute."""
+    """What a sibling waits for: whole blocks, and at least one token is left to compute."""
     return (num_prompt_tokens - 1) // block_size * block_size
 
 
@@ -36,13 +36,14 @@ def test_a_prompt_of_n_siblings_is_computed_once_and_its_tail_by_each(
     prompt_ids = [n % VOCAB_SIZE for n in range(num_prompt_tokens)]
     leader_id = simulation.add(prompt_ids, greedy(3))
     for _ in range(num_siblings):
-        simulation.add(prompt_ids, greedy(3), leader_id=leader_id)
+        simulation.add(prompt_ids, greedy(3))
     simulation.finish_up()
     shared = shared_tokens(num_prompt_tokens, block_size)
-    cached = [request.num_cached_tokens for request in simulation.requests.values()]
-    assert cached == [0] + [shared] * num_siblings
-    tails = (num_siblings + 1) * (num_prompt_tokens - shared + 2)
-    assert simulation.scheduler.stats().num_computed_tokens == shared + tails
+    cached = [request.num_cached_tokens or 0 for request in simulation.requests.values()]
+    assert cached[0] == 0
+    assert all(shared <= each < num_prompt_tokens for each in cached[1:]), "rows of a last block may be copied"
+    num_computed = sum(num_prompt_tokens - each + 2 for each in cached)
+    assert simulation.scheduler.stats().num_computed_tokens == num_computed, "nothing was computed twice"
 
 
 @budget(examples=400)
@@ -60,9 +61,9 @@ def test_whatever_becomes_of_the_leader_each_sibling_gets_what_it_gets_alone(see
     prompt_ids = [choose.randrange(VOCAB_SIZE) for _ in range(choose.randrange(1, 30))]
     leader_id = simulation.add(prompt_ids, greedy(10))
     siblings = [
-        simulation.add(prompt_ids, greedy(choose.randrange(1, 12)), leader_id=leader_id) for _ in range(4)
+        simulation.add(prompt_ids, greedy(choose.randrange(1, 12))) for _ in range(4)
     ]
-    chained = simulation.add(prompt_ids, greedy(4), leader_id=siblings[0])
+    chained = simulation.add(prompt_ids, greedy(4))
     for _ in range(2):
         simulation.add([choose.randrange(VOCAB_SIZE) for _ in range(20)], greedy(12))
     for _ in range(choose.randrange(12)):
@@ -91,22 +92,22 @@ def test_when_a_leader_is_aborted_one_sibling_takes_its_part(num_steps: int) -> 
     prompt_ids = [1, 2, 3, 4, 5, 6] * 10
     leader_id = simulation.add(prompt_ids)
     for _ in range(3):
-        simulation.add(prompt_ids, leader_id=leader_id)
+        simulation.add(prompt_ids)
     for _ in range(num_steps):
         simulation.step()
     simulation.abort(leader_id)
     simulation.finish_up()
     cached = [request.num_cached_tokens for request in simulation.requests.values()]
     shared = shared_tokens(60, 4)
-    assert cached[1] == min(8 * num_steps, shared)
-    assert cached[2:] == [shared, shared]
+    assert cached[1] == min(8 * num_steps, 59)
+    assert cached[2:] in ([shared, shared], [59, 59])
 
 
 def test_siblings_that_wait_are_in_nobodys_way() -> None:
     simulation = Simulation(num_blocks=100, block_size=4, max_prefill_tokens=4, max_step_tokens=16)
     prompt_ids = [1, 2, 3, 4, 5, 6] * 10
     leader_id = simulation.add(prompt_ids)
-    siblings = [simulation.add(prompt_ids, leader_id=leader_id) for _ in range(2)]
+    siblings = [simulation.add(prompt_ids) for _ in range(2)]
     stranger = simulation.add([6, 5, 4])
     plan = simulation.schedule()
     assert plan is not None
@@ -121,7 +122,7 @@ def test_siblings_are_admitted_before_those_who_came_after_them() -> None:
     simulation = Simulation(num_blocks=100, block_size=4, max_prefill_tokens=8, max_running=1)
     prompt_ids = [1, 2, 3, 4, 5, 6]
     leader_id = simulation.add(prompt_ids, greedy(2))
-    first, second = (simulation.add(prompt_ids, greedy(2), leader_id=leader_id) for _ in range(2))
+    first, second = (simulation.add(prompt_ids, greedy(2)) for _ in range(2))
     stranger = simulation.add([6, 5, 4], greedy(2))
     order: list[str] = []
     while simulation.scheduler.num_unfinished:

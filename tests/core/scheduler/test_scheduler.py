@@ -145,9 +145,9 @@ def test_a_second_request_with_the_same_prompt_reports_its_cached_tokens():
     simulation.run()
     second = simulation.add(PROMPT)
     simulation.finish_up()
-    assert {output.num_cached_tokens for output in simulation.outputs[second]} == {4}
+    assert {output.num_cached_tokens for output in simulation.outputs[second]} == {5}
     stats = simulation.scheduler.stats()
-    assert (stats.num_hit_tokens, stats.num_query_tokens) == (4, 12)
+    assert (stats.num_hit_tokens, stats.num_query_tokens) == (5, 12)
 
 
 def test_generated_tokens_are_found_by_the_next_turn():
