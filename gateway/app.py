@@ -3,14 +3,23 @@
 import structlog
 from aiohttp import web
 
-from gateway import status_routes, text_routes
+from gateway import explain_routes, status_routes, text_routes
 from gateway.admission import Admission
 from gateway.api_keys import ApiKeys, read_key_file
 from gateway.backends import Backends
 from gateway.config import ServerConfig
 from gateway.dialects import find_dialects
 from gateway.handler import generate_handler
-from gateway.keys import ADMISSION, API_KEYS, BACKENDS, CONFIG, KEEP_ALIVE, LIFECYCLE, METRICS
+from gateway.keys import (
+    ADMISSION,
+    API_KEYS,
+    BACKENDS,
+    CONFIG,
+    KEEP_ALIVE,
+    KNOWN_REQUESTS,
+    LIFECYCLE,
+    METRICS,
+)
 from gateway.lifecycle import Lifecycle
 from gateway.middleware.access_log import access_log_middleware
 from gateway.middleware.api_key import api_key_middleware
@@ -19,6 +28,7 @@ from gateway.middleware.drain import drain_middleware
 from gateway.middleware.errors import errors_middleware
 from gateway.middleware.request_id import add_standard_headers, request_id_middleware
 from gateway.sse import KeepAlive
+from gateway.telemetry.known_requests import KnownRequests
 from gateway.telemetry.metrics import Metrics
 
 _log = structlog.get_logger("gateway.app")
@@ -48,6 +58,7 @@ def build_app(config: ServerConfig) -> web.Application:
     app[ADMISSION] = Admission(max_running=config.engine.max_running, max_queued=config.max_queued)
     app[BACKENDS] = Backends(aliases=config.aliases)
     app[METRICS] = Metrics(admission=app[ADMISSION], backends=app[BACKENDS])
+    app[KNOWN_REQUESTS] = KnownRequests()
     app[KEEP_ALIVE] = KeepAlive(every_s=config.keep_alive_s)
     app.on_response_prepare.extend((add_standard_headers, add_cors_headers))
 
@@ -57,6 +68,8 @@ def build_app(config: ServerConfig) -> web.Application:
         app.router.add_post(path, handler)
     app.router.add_get("/v1/models", status_routes.list_models)
     app.router.add_get("/v1/models/{model_id:.+}", status_routes.show_model)
+    app.router.add_get("/v1/explain", explain_routes.list_live)
+    app.router.add_get("/v1/explain/{request_id}", explain_routes.explain)
     app.router.add_get("/livez", status_routes.livez)
     app.router.add_get("/readyz", status_routes.readyz)
     app.router.add_get("/health", status_routes.readyz)

@@ -78,11 +78,21 @@ def serve(
     load_deadline: Annotated[Text, _option("longer loading counts as hung [600]", "SECONDS")] = None,
     cache_dir: Annotated[Text, _option("where packed weights are kept", "FOLDER")] = None,
     prefix_cache: Annotated[Flag, typer.Option(help="reuse KV of equal prefixes", show_default=False)] = None,
+    kv_reservation: Annotated[
+        Text, _option("for comparison: paged, max, power_of_two or oracle [paged]", "KIND")
+    ] = None,
+    batching: Annotated[Text, _option("for comparison: continuous or static [continuous]", "KIND")] = None,
+    chunked_prefill: Annotated[
+        Flag, typer.Option(help="for comparison: compute long prompts in pieces", show_default=False)
+    ] = None,
     policy: Annotated[
         Text,
         _option(
             "who goes first: first_come, longest_prefix, least_attained, fair_tenants [first_come]", "NAME"
         ),
+    ] = None,
+    trace: Annotated[
+        Text, _option("write a Chrome trace of steps and requests there, for Perfetto", "FILE")
     ] = None,
     api_key_file: Annotated[Text, _option("keys that may ask, one per line [everybody may]", "FILE")] = None,
     cors_origin: Annotated[Many, _option("web page that may ask; '*': any (repeatable)", "ORIGIN")] = None,

@@ -7,6 +7,7 @@
     │   └── UnsupportedMedia     a content type or encoding of the request body
     ├── ModelNotFound
     ├── RouteNotFound
+    ├── RequestNotFound          asked about a request that is not known, or another tenant's
     ├── MethodNotAllowed
     ├── Unauthorized             no API key, or a wrong one
     ├── Overloaded               as many requests as the server takes are in it
@@ -85,6 +86,17 @@ class ModelNotFound(GatewayError):
 
 class RouteNotFound(GatewayError):
     code = "route_not_found"
+
+
+class RequestNotFound(GatewayError):
+    """The same words whether it never was, is forgotten or belongs to somebody else."""
+
+    code = "request_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"no request {name[:128]!r} is known here; the newest 1024 are, by their answer's id or X-Request-Id"
+        )
 
 
 class MethodNotAllowed(GatewayError):
@@ -189,6 +201,7 @@ TABLE: dict[type[Exception], _Row] = {
     UnsupportedMedia: _Row(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "invalid_request_error"),
     ModelNotFound: _Row(HTTPStatus.NOT_FOUND, "invalid_request_error"),
     RouteNotFound: _Row(HTTPStatus.NOT_FOUND, "invalid_request_error"),
+    RequestNotFound: _Row(HTTPStatus.NOT_FOUND, "invalid_request_error"),
     MethodNotAllowed: _Row(HTTPStatus.METHOD_NOT_ALLOWED, "invalid_request_error"),
     Unauthorized: _Row(HTTPStatus.UNAUTHORIZED, "invalid_request_error"),
     Overloaded: _Row(HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error", 1),

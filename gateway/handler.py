@@ -12,7 +12,17 @@ from gateway.body import read_body
 from gateway.dialects import AnswerWriter, Dialect
 from gateway.errors import GenerationFailed, SlowReader, describe
 from gateway.events import Event, Failed
-from gateway.keys import ADMISSION, BACKENDS, CONFIG, DIALECT, KEEP_ALIVE, METRICS, RECORD, STREAM
+from gateway.keys import (
+    ADMISSION,
+    BACKENDS,
+    CONFIG,
+    DIALECT,
+    KEEP_ALIVE,
+    KNOWN_REQUESTS,
+    METRICS,
+    RECORD,
+    STREAM,
+)
 from gateway.sse import EventStream
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -46,6 +56,7 @@ def generate_handler(dialect: Dialect) -> Handler:
             fingerprint=backend.fingerprint,
         )
         with app[ADMISSION].permit(request.num_choices), _counted(http):
+            app[KNOWN_REQUESTS].remember(record, num_live=app[ADMISSION].num_admitted)
             async with backend.open(request, request_id=record.request_id) as events:
                 if request.stream:
                     return await _stream(http, events, answer=answer)

@@ -9,6 +9,7 @@ from gateway.config import ServerConfig
 from gateway.dialects import Dialect
 from gateway.lifecycle import Lifecycle
 from gateway.sse import EventStream, KeepAlive
+from gateway.telemetry.known_requests import KnownRequests
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_record import RequestRecord
 
@@ -20,6 +21,8 @@ METRICS = web.AppKey("metrics", Metrics)
 API_KEYS: web.AppKey[ApiKeys | None] = web.AppKey("api_keys")
 """None: everybody may ask."""
 KEEP_ALIVE = web.AppKey("keep_alive", KeepAlive)
+
+KNOWN_REQUESTS = web.AppKey("known_requests", KnownRequests)
 
 RECORD = web.RequestKey("record", RequestRecord)
 DIALECT: web.RequestKey[Dialect] = web.RequestKey("dialect")

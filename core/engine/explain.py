@@ -27,6 +27,9 @@ NUM_REMEMBERED = 1024
 QUEUED, PREFILLING, DECODING, STALLED = range(4)
 STATES = ("queued", "prefilling", "decoding", "stalled")
 
+Writer = tuple[str | None, str]
+"""Who wrote a block: a request by its caller's name, and its session."""
+
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """One request, finished or not. Times in seconds; the four states' add up to `total_s`."""
@@ -34,6 +37,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     """The caller's name for it."""
     engine_id: str
+    session_id: str
+    """Its caller's name for the conversation; empty: none."""
     status: str
     finish_reason: str | None
     total_s: float
@@ -60,13 +65,15 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     prompt's length where it has them all. Known from the first admission on."""
     nearest_request_id: str | None
     """Who computed the last of the equal tokens, under its caller's name; None: nobody that is known."""
+    nearest_session_id: str
+    """Whose turn that was; empty: no session's."""
 
 
 class Account:
     """The books of one request. `begin` and `end` enclose each turn that has it in its step."""
 
     __slots__ = (
-        "at", "caller_id", "in_turn", "nearest_id", "num_decoded_tokens", "num_equal_tokens",
+        "at", "caller_id", "in_turn", "nearest", "num_decoded_tokens", "num_equal_tokens",
         "num_preemptions", "num_prefilled_tokens", "num_reached_tokens", "num_recomputed_tokens",
         "num_steps", "request", "seconds", "stall_share", "state", "submitted_at", "traced",
     )  # fmt: skip
@@ -88,7 +95,7 @@ class Account:
         """Tokens whose KV it once had, cached ones too."""
         self.num_prefilled_tokens = self.num_decoded_tokens = self.num_recomputed_tokens = 0
         self.num_equal_tokens: int | None = None
-        self.nearest_id: str | None = None
+        self.nearest: Writer = (None, "")
         self.traced = -1
         """The state that the trace shows; -1: none."""
 
@@ -98,9 +105,9 @@ class Account:
         lost_its_blocks = self.request.num_preemptions != self.num_preemptions
         return QUEUED if self.num_steps == 0 or lost_its_blocks else STALLED
 
-    def saw_nearest(self, num_tokens: int, request_id: str | None) -> None:
+    def saw_nearest(self, num_tokens: int, writer: "Writer") -> None:
         self.num_equal_tokens = num_tokens
-        self.nearest_id = request_id
+        self.nearest = writer
 
     def wait(self, until: float) -> int:
         """Book the time up to the turn that takes it into its step, and return as what."""
@@ -145,6 +152,7 @@ class Account:
         return Explanation(
             request_id=self.caller_id,
             engine_id=request.request_id,
+            session_id=request.session_id,
             status=status.value,
             finish_reason=reason,
             total_s=max(self.at, at) - self.submitted_at,
@@ -162,7 +170,8 @@ class Account:
             num_recomputed_tokens=self.num_recomputed_tokens,
             cache=self._cache(),
             diverged_at=self.num_equal_tokens,
-            nearest_request_id=self.nearest_id,
+            nearest_request_id=self.nearest[0],
+            nearest_session_id=self.nearest[1],
         )
 
     def _cache(self) -> Literal["hit", "miss", "bypassed"] | None:

@@ -12,6 +12,7 @@ from core.engine.explain import (
     Account,
     Explanation,
     RequestBooks,
+    Writer,
 )
 from core.engine.lag import LagProbe
 from core.engine.stats import EngineStats, StepLog, StepStats, count_tokens
@@ -59,8 +60,8 @@ class Recorder:
         self._find_nearest = find_nearest
         self._block_size = block_size
         self._trace = trace
-        self._writers: dict[int, str] = {}
-        """Block -> its newest writer, by its caller's name. No larger than the pool."""
+        self._writers: dict[int, Writer] = {}
+        """Block -> its newest writer. No larger than the pool."""
         self._turn_ended_at: float | None = None
 
     def submitted(self, request: Request, caller_id: str, *, at: float) -> None:
@@ -156,7 +157,10 @@ class Recorder:
         """Book the wait before this turn; at its first step look what of its prompt others have left."""
         if account.num_steps == 0:
             num_tokens, block_id = self._find_nearest(account.request)
-            account.saw_nearest(num_tokens, None if block_id is None else self._writers.get(block_id))
+            nobody: Writer = (None, "")
+            account.saw_nearest(
+                num_tokens, nobody if block_id is None else self._writers.get(block_id, nobody)
+            )
         if account.at < began_at:
             waited_from = account.at
             state = account.wait(began_at)
@@ -164,9 +168,10 @@ class Recorder:
                 self._show(account, state, waited_from)
 
     def _remember_writer(self, account: Account, first: int, end: int) -> None:
-        table, size, name = account.request.block_table, self._block_size, account.caller_id
+        table, size = account.request.block_table, self._block_size
+        writer = (account.caller_id, account.request.session_id)
         for index in range(first // size, (end - 1) // size + 1):
-            self._writers[table[index]] = name
+            self._writers[table[index]] = writer
 
     def _share_out(self, turn: Turn, prefilling: Iterable[tuple[Account, int]]) -> None:
         """Say for each whose tokens the step's time goes to."""

@@ -101,6 +101,14 @@ class Backend(Protocol):
         """Live numbers. Never raises, never waits."""
         ...
 
+    def explain(self, request_id: str) -> tuple[Mapping[str, object], ...]:
+        """Where the time of a request went, choice by choice; nothing if it is not known here any more."""
+        ...
+
+    def live_requests(self) -> tuple[Mapping[str, object], ...]:
+        """The same of all that are waiting or running; `request_id` names each."""
+        ...
+
     async def drain(self, *, deadline_s: float) -> None:
         """Let running generations finish; those that have not by the deadline end with `Failed`."""
         ...

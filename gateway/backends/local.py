@@ -11,6 +11,8 @@ from contextlib import (
 )
 from pathlib import Path
 
+import msgspec
+
 from core import Engine, EngineDraining, EngineError, RequestTooLong, SamplingParams, read_checkpoint_metadata
 from gateway.answer import AnswerText, Choice, EchoedPrompt, TokenStream, broken_off, joined, mixed
 from gateway.backends import BackendHealth, Embeddings, Gauge
@@ -19,6 +21,7 @@ from gateway.errors import GenerationFailed, InvalidRequest
 from gateway.events import Event, Usage
 from gateway.generation import PromptEncoder, sampling_params
 from gateway.request import GenerateRequest, Message, Prompt
+from gateway.telemetry.engine_gauges import engine_gauges
 from tokenization import (
     ChatTemplate,
     NoChatTemplate,
@@ -192,55 +195,13 @@ class LocalBackend:
             await asyncio.sleep(MEMORY_EVERY_S)
 
     def gauges(self) -> tuple[Gauge, ...]:
-        stats, info = self._engine.stats(), self._engine.info
-        queues = stats.scheduler
-        blocks = {
-            "free": queues.num_free_blocks,
-            "held": queues.num_held_blocks,
-            "evictable": queues.num_evictable_blocks,
-        }
-        return (
-            Gauge("tidegate_requests_running", "Requests being computed.", queues.num_running),
-            Gauge("tidegate_requests_waiting", "Requests queued in the engine.", queues.num_waiting),
-            *(
-                Gauge(
-                    "tidegate_kv_blocks",
-                    "KV blocks by state; their sum is the pool.",
-                    n,
-                    labels={"state": name},
-                )
-                for name, n in blocks.items()
-            ),
-            Gauge("tidegate_kv_blocks_cached", "KV blocks in the prefix tree.", queues.num_cached_blocks),
-            _counter(
-                "prefix_query_tokens", "Prompt tokens looked up in the prefix tree.", queues.num_query_tokens
-            ),
-            _counter("prefix_hit_tokens", "Prompt tokens found there.", queues.num_hit_tokens),
-            _counter(
-                "computed_tokens", "Tokens computed, recomputed ones included.", queues.num_computed_tokens
-            ),
-            _counter(
-                "preemptions", "Requests that lost their blocks and started over.", queues.num_preemptions
-            ),
-            _counter(
-                "generated_tokens", "Tokens sampled, those of running requests too.", queues.num_output_tokens
-            ),
-            _counter("steps", "Engine steps.", stats.num_steps),
-            _counter("failed_steps", "Engine steps that raised.", stats.num_failed_steps),
-            _counter("step_seconds", "Time in steps.", stats.execute_s),
-            _counter("worker_restarts", "Workers loaded anew after one died.", stats.num_restarts),
-            *(
-                Gauge("tidegate_worker_memory_bytes", "The worker's memory.", n, labels={"kind": name})
-                for name, n in self._memory.items()
-            ),
-            Gauge(
-                "tidegate_packed_weight_bytes",
-                "What the kernels read of the weights.",
-                info.packed_weight_bytes,
-            ),
-            Gauge("tidegate_model_file_bytes", "Size of the model file.", info.model_file_bytes),
-            Gauge("tidegate_kv_bytes", "Size of the KV pool.", info.kv_bytes),
-        )
+        return tuple(engine_gauges(self._engine, memory=self._memory))
+
+    def explain(self, request_id: str) -> tuple[Mapping[str, object], ...]:
+        return tuple(msgspec.structs.asdict(each) for each in self._engine.explain(request_id))
+
+    def live_requests(self) -> tuple[Mapping[str, object], ...]:
+        return tuple(msgspec.structs.asdict(each) for each in self._engine.live_requests())
 
 
 @contextmanager
@@ -258,10 +219,6 @@ def _too_long_names(param: str) -> Iterator[None]:
             param="max_tokens",
             code=error.code,
         ) from None
-
-
-def _counter(name: str, description: str, value: float) -> Gauge:
-    return Gauge(f"tidegate_{name}", description, value, counter=True)
 
 
 def _load_text_side(checkpoint: str) -> tuple[Tokenizer, ChatTemplate | None]:

@@ -4,7 +4,7 @@ A script is what each generation says: its deltas, the pause before each, and ho
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 
 import msgspec
@@ -93,6 +93,12 @@ class ScriptedBackend:
 
     def gauges(self) -> tuple[Gauge, ...]:
         return (Gauge("tidegate_requests_running", "Requests being computed.", self.num_running),)
+
+    def explain(self, request_id: str) -> tuple[Mapping[str, object], ...]:
+        return ()
+
+    def live_requests(self) -> tuple[Mapping[str, object], ...]:
+        return ()
 
     def open(
         self, request: GenerateRequest, *, request_id: str

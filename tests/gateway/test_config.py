@@ -55,6 +55,10 @@ ANOTHER_VALUE: dict[str, tuple[str, object]] = {
     "load_deadline_s": ("30", 30.0),
     "cache_dir": ("/var/cache/x", "/var/cache/x"),
     "prefix_cache": ("0", False),
+    "kv_reservation": ("oracle", "oracle"),
+    "batching": ("static", "static"),
+    "chunked_prefill": ("false", False),
+    "trace": ("trace.json", "trace.json"),
     "policy": ("fair_tenants", "fair_tenants"),
 }
 """Every option, as text from outside and as the value it must become."""
