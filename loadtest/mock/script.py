@@ -18,6 +18,8 @@ UsageKind = Literal["final", "continuous", "never"]
 """`continuous`: with each event, where the client asks for it. `final` comes only to who asks, too."""
 
 WORD = " word"
+CREATED = b'"created":0,'
+"""Where the time of writing goes, if it is asked for."""
 COMMENT = b": keep-alive"
 
 
@@ -58,6 +60,9 @@ class MockOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     piece_bytes: int | None = None
     """Each write is cut into pieces of so many bytes, a millisecond apart."""
     line_end: Literal["\n", "\r\n", "\r"] = "\n"
+    stamp: bool = False
+    """`created` of each event holds the time it was written at: seconds of `time.monotonic()`, which
+    processes of one machine share. So a client's error is known apart from the mock's own."""
     model: str = "mock"
     api_key: str | None = None
     """Who does not bring it gets a 401."""

@@ -9,7 +9,7 @@ import msgspec
 
 from loadtest.mock.connection import STREAM_END, STREAM_HEAD, Connection, Reply
 from loadtest.mock.memory import PrefixMemory
-from loadtest.mock.script import WORD, MockOptions, Prompt, Script, Step
+from loadtest.mock.script import CREATED, WORD, MockOptions, Prompt, Script, Step
 from loadtest.mock.ticker import Ticker
 
 PIECE_GAP_S = 0.001
@@ -129,6 +129,8 @@ class Stream:
         self._write(data, then=step.then if is_last else "go on")
 
     def _write(self, data: bytes, *, then: str) -> None:
+        if self._host.options.stamp:
+            data = data.replace(CREATED, b'"created":%.6f,' % time.monotonic())
         framed = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
         if then == "end":
             framed += STREAM_END

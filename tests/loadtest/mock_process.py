@@ -34,5 +34,7 @@ def mock_process(options: MockOptions | None = None) -> Iterator[str]:
 
 
 def mock_stats(url: str) -> dict[str, float]:
+    """What the mock says of itself; numbers that it does not know yet are left out."""
     with urllib.request.urlopen(url + "/mock/stats", timeout=30) as answer:
-        return msgspec.json.decode(answer.read(), type=dict[str, float])
+        stats = msgspec.json.decode(answer.read(), type=dict[str, float | None])
+    return {name: value for name, value in stats.items() if value is not None}
