@@ -10,6 +10,8 @@ from core.errors import ConfigError
 Device = Literal["auto", "cpu", "cuda"]
 Numerics = Literal["stable", "fast", "reference"]
 ExecutorKind = Literal["thread", "process"]
+KVReservation = Literal["paged", "max", "power_of_two", "oracle"]
+BatchingKind = Literal["continuous", "static"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where packed weights and probe results may be kept; empty: keep nothing."""
     prefix_cache: bool = True
     """Reuse KV of equal prefixes."""
+    kv_reservation: KVReservation = "paged"
+    """`paged`, or for comparison one contiguous run per request: as long as the context, the next power of
+    two, or prompt and `max_tokens`."""
+    batching: BatchingKind = "continuous"
+    """`static`, for comparison: no request joins before the whole batch has ended."""
+    chunked_prefill: bool = True
+    """False, for comparison: each prompt in one step, however long that takes for the others."""
     policy: str = "first_come"
     """The order in which waiting requests are admitted: a file in `core/scheduler/policies`."""
     trace: str = ""
@@ -76,5 +85,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"max_running is {self.max_running}; it must be at most max_step_tokens, "
                 f"which is {self.max_step_tokens}"
+            )
+        if self.kv_reservation != "paged" and self.prefix_cache:
+            raise ConfigError(
+                f"kv_reservation is {self.kv_reservation}; where KV is reserved in runs no prefix can be "
+                "reused: set prefix_cache to false as well"
             )
         return self

@@ -131,7 +131,9 @@ class RadixTree:
         wanted = memoryview(token_ids[: self.block_size]).tobytes()
         place = bisect_left(node.order, wanted)
         neighbours = node.order[max(0, place - 1) : place + 1]
-        num_common, first_block = max(((num_common_tokens(key, wanted), key) for key in neighbours), default=(0, b""))
+        num_common, first_block = max(
+            ((num_common_tokens(key, wanted), key) for key in neighbours), default=(0, b"")
+        )
         return (node.children[first_block], num_common) if num_common else (None, 0)
 
     def first_block(self, child: Node) -> Node:

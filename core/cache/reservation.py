@@ -74,10 +74,6 @@ class KVManager(Protocol):
         """How many first tokens of its prompt are cached, to the token, and the last one's block."""
         ...
 
-    def nearest(self, request: Request) -> tuple[int, int | None]:
-        """How many first tokens of its prompt are cached, and the block with the last of them."""
-        ...
-
     def attach_prefix(self, request: Request, *, room_for: int) -> bool:
         """Give a waiting request what is cached of it, if the rest of `room_for` tokens would fit now.
 

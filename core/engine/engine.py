@@ -13,7 +13,7 @@ from time import monotonic
 import msgspec
 import structlog
 
-from core.cache.manager import KVCacheManager
+from core.cache.kinds import make_manager
 from core.config import EngineConfig
 from core.engine.client import TokenStream
 from core.engine.executor import DEFAULT_WORKER, Executor, find_executor
@@ -25,6 +25,7 @@ from core.engine.trace import Trace, open_trace
 from core.errors import EngineDraining, EngineError, EngineFailed, StepFailed, WorkerFailed
 from core.execution.worker_info import WorkerInfo, WorkerMemory
 from core.request import FinishReason, Request, RequestStatus, SamplingParams, TokenOutput
+from core.scheduler.batching import find_batching
 from core.scheduler.plan import StepPlan, StepResult
 from core.scheduler.policies import find_policy
 from core.scheduler.scheduler import Scheduler
@@ -70,13 +71,21 @@ class Engine:
         self.config = config
         self.info = info
         self._executor = executor
-        manager = KVCacheManager(info.num_blocks, info.block_size, prefix_cache=config.prefix_cache)
+        manager = make_manager(
+            config.kv_reservation,
+            info.num_blocks,
+            info.block_size,
+            prefix_cache=config.prefix_cache,
+            max_request_tokens=info.max_model_len,
+        )
         self._scheduler = Scheduler(
             manager,
             max_step_tokens=config.max_step_tokens,
             max_prefill_tokens=config.max_prefill_tokens,
             max_running=config.max_running,
             max_model_len=info.max_model_len,
+            batching=find_batching(config.batching),
+            whole_prompts=not config.chunked_prefill,
             policy=find_policy(config.policy)(manager.match_length),
         )
         self._wake = wake

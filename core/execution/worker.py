@@ -212,7 +212,8 @@ def _row_rule(config: EngineConfig, model_config: ModelConfig, device: torch.dev
     check_elementwise()
     for width in {model_config.num_heads * model_config.head_dim, model_config.head_dim}:
         check_row_reductions(width)
-    longest = config.max_prefill_tokens * (model_config.num_heads // model_config.num_kv_heads)
+    most_tokens = config.max_prefill_tokens if config.chunked_prefill else model_config.max_position
+    longest = most_tokens * (model_config.num_heads // model_config.num_kv_heads)
     tile = max(1, TILE_TOKENS // config.block_size) * config.block_size
     return attention_row_rule(model_config.head_dim, tile, num_rows=max(64, min(longest, 1024)))
 

@@ -1,8 +1,8 @@
 """When waiting requests may join those that run."""
 
-from typing import Literal, Protocol
+from typing import Protocol
 
-BatchingKind = Literal["continuous", "static"]
+from core.config import BatchingKind
 
 
 class Batching(Protocol):

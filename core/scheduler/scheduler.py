@@ -25,6 +25,7 @@ from core.scheduler.planning import Draft
 from core.scheduler.policies import WaitingQueue
 from core.scheduler.policies.first_come import FirstCome
 from core.scheduler.results import append_tokens, keep_asides, with_scores
+from core.scheduler.sessions import SessionGate
 from core.scheduler.siblings import Siblings
 from core.scheduler.stats import SchedulerStats
 from core.scheduler.waiting import WaitingLine
@@ -41,6 +42,7 @@ class Scheduler:
         max_prefill_tokens: the most one request may take of it.
         max_model_len: prompt and output together.
         policy: the order of those who were never admitted; it must be empty.
+        gate: holds back turns of sessions that the cache has no room for; none unless given.
         batching: when waiting requests may join; continuous unless given.
         whole_prompts: compute each prompt in one step, whatever `max_prefill_tokens` is. The token budget
             then says how many prompts a step may begin besides its first.
@@ -55,6 +57,7 @@ class Scheduler:
         max_running: int,
         max_model_len: int,
         policy: WaitingQueue | None = None,
+        gate: SessionGate | None = None,
         batching: Batching | None = None,
         whole_prompts: bool = False,
     ) -> None:
@@ -65,7 +68,7 @@ class Scheduler:
         self._max_prefill_tokens = max_prefill_tokens
         self._max_running = max_running
         self._max_model_len = max_model_len
-        self._waiting = WaitingLine(FirstCome() if policy is None else policy)
+        self._waiting = WaitingLine(FirstCome() if policy is None else policy, gate=gate)
         self._batching: Batching = batching or ContinuousBatching()
         self._whole_prompts = whole_prompts
         self._siblings = Siblings(manager.block_size)
@@ -148,9 +151,8 @@ class Scheduler:
         """Plan one step: running requests first, then waiting ones. None if nothing can be computed now."""
         if self._siblings:
             self._release_siblings()
-        draft = Draft(
-            self._max_step_tokens, self._max_prefill_tokens, whole_prompts=self._whole_prompts
-        )
+        self._waiting.let_in(idle=not (self._running or self._siblings))
+        draft = Draft(self._max_step_tokens, self._max_prefill_tokens, whole_prompts=self._whole_prompts)
         self._continue_running(draft)
         self._admit_waiting(draft)
         if not draft.items:
@@ -202,6 +204,7 @@ class Scheduler:
         requests = tuple(self._requests.values())
         outputs = [self._end(request, FinishReason.ERROR, error=message) for request in requests]
         self._manager.clear()
+        self._waiting.forget_sessions()
         return outputs
 
     def stats(self) -> SchedulerStats:
@@ -242,6 +245,7 @@ class Scheduler:
                 holders[item.request_id] = request
         self._manager.check(holders.values())
         self._siblings.check()
+        self._waiting.check()
         for request in holders.values():
             assert request.num_scheduled_tokens == in_flight.get(request.request_id, 0)
             assert request.num_uncomputed_tokens >= 0
@@ -423,6 +427,7 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         self._num_finished[reason] += 1
+        self._waiting.ended(request)
         if was_running:
             del self._running[request.request_id]
             if num_kept_tokens is not None:

@@ -63,6 +63,9 @@ ANOTHER_VALUE: dict[str, tuple[str, object]] = {
 }
 """Every option, as text from outside and as the value it must become."""
 
+NEEDED: dict[str, dict[str, str]] = {"kv_reservation": {"prefix_cache": "false"}}
+"""Flags without which an option's other value is refused."""
+
 
 def configured(**sources) -> ServerConfig:
     options = gather_options(
@@ -88,9 +91,11 @@ def test_every_option_has_one_name_as_flag_and_variable(name):
     text, value = ANOTHER_VALUE[name]
     assert value_of(configured(), name) != value
     flag = FLAG_OF_FIELD.get(name, name)
-    assert value_of(configured(flags={flag: text}), name) == value
+    needed = NEEDED.get(name, {})
+    assert value_of(configured(flags={flag: text, **needed}), name) == value
     for variable in {flag, name}:
-        assert value_of(configured(environment={ENVIRONMENT_PREFIX + variable.upper(): text}), name) == value
+        environment = {ENVIRONMENT_PREFIX + variable.upper(): text}
+        assert value_of(configured(environment=environment, flags=needed), name) == value
 
 
 @pytest.mark.parametrize("name", sorted(ANOTHER_VALUE))
@@ -104,7 +109,16 @@ def test_every_option_has_its_flags_name_in_a_file_too(tmp_path, name):
     section = "[engine]\n" if name in ENGINE_FIELDS else ""
     for key in {FLAG_OF_FIELD.get(name, name), name}:
         (tmp_path / "tidegate.toml").write_text(f"{section}{key} = {written}\n")
-        assert value_of(configured(file=tmp_path / "tidegate.toml"), name) == value
+        config = configured(file=tmp_path / "tidegate.toml", flags=NEEDED.get(name, {}))
+        assert value_of(config, name) == value
+
+
+@pytest.mark.parametrize("kind", ["max", "power_of_two", "oracle"])
+def test_reserved_kv_and_reuse_of_prefixes_are_refused_together_by_name(kind):
+    with pytest.raises(
+        ConfigError, match=rf"^TIDEGATE_KV_RESERVATION is {kind}; .* set --prefix-cache to false"
+    ):
+        configured(environment={"TIDEGATE_KV_RESERVATION": kind})
 
 
 @pytest.mark.parametrize(
