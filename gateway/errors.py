@@ -95,7 +95,7 @@ class RequestNotFound(GatewayError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"no request {name[:128]!r} is known here; the newest 1024 are, by their answer's id or X-Request-Id"
+            f"no request {name[:128]!r} is known here; the newest 1024 are, by answer's id or X-Request-Id"
         )
 
 

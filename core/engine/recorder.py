@@ -24,6 +24,8 @@ from core.scheduler.stats import SchedulerStats
 SHOWN_STATES = {QUEUED: "queued", PREFILLING: "prefill", DECODING: "decode", STALLED: "stalled"}
 """As the trace names them."""
 
+NOBODY: Writer = (None, "")
+
 FindNearest = Callable[[Request], tuple[int, int | None]]
 """How many tokens of a prompt the cached sequence that comes closest has too, and the block with the last."""
 
@@ -157,10 +159,8 @@ class Recorder:
         """Book the wait before this turn; at its first step look what of its prompt others have left."""
         if account.num_steps == 0:
             num_tokens, block_id = self._find_nearest(account.request)
-            nobody: Writer = (None, "")
-            account.saw_nearest(
-                num_tokens, nobody if block_id is None else self._writers.get(block_id, nobody)
-            )
+            writer = NOBODY if block_id is None else self._writers.get(block_id, NOBODY)
+            account.saw_nearest(num_tokens, writer)
         if account.at < began_at:
             waited_from = account.at
             state = account.wait(began_at)

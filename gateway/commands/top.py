@@ -8,10 +8,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -20,6 +21,7 @@ from rich.text import Text
 from gateway.commands import CommandFailed
 from gateway.commands.inspect_file import size
 from gateway.commands.metrics_text import Scrape, Window
+from gateway.commands.request_table import STATES, request_table
 
 TIMEOUT_S = 5.0
 WINDOW_SCRAPES = 16
@@ -61,6 +63,14 @@ class Server:
         except (ValueError, KeyError, AttributeError, TypeError):
             return "unknown"
 
+    def live_requests(self) -> list[dict[str, Any]]:
+        """Who is in the server now, as far as this key may see; nobody where the server does not tell."""
+        try:
+            answer = json.loads(self._get("/v1/explain", accept_errors=True))
+            return [each for each in answer["data"] if isinstance(each, dict)]
+        except (ValueError, KeyError, TypeError):
+            return []
+
     def _get(self, path: str, *, accept_errors: bool = False) -> bytes:
         # S310: the scheme is http or https, which __init__ has checked
         request = urllib.request.Request(self.url + path, headers=self._headers)  # noqa: S310
@@ -88,31 +98,58 @@ def top(url: str, *, api_key: str | None, every_s: float, once: bool) -> None:
     """
     server = Server(url, api_key=api_key)
     console = Console(highlight=False)
-    scrapes = deque([server.scrape()], maxlen=WINDOW_SCRAPES)
+    frames = _frames(server, every_s=every_s)
     if once:
+        next(frames)  # over no time yet
+        console.print(next(frames))
+    elif console.is_terminal:
+        with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, screen=True) as live:
+            for shown in frames:
+                live.update(shown, refresh=True)
+    else:  # a file or a pipe gets one frame after another
+        with suppress(KeyboardInterrupt):
+            for shown in frames:
+                console.print(shown)
+                console.file.flush()
+
+
+def _frames(server: Server, *, every_s: float) -> Iterator[Group]:
+    """What there is to see, every so often, for ever."""
+    scrapes = deque([server.scrape()], maxlen=WINDOW_SCRAPES)
+    while True:
+        window = Window(scrapes[0], scrapes[-1])
+        yield frame(window, url=server.url, state=server.state(), live=server.live_requests())
         time.sleep(every_s)
         scrapes.append(server.scrape())
-        console.print(frame(Window(scrapes[0], scrapes[-1]), url=server.url, state=server.state()))
-        return
-    with (
-        suppress(KeyboardInterrupt),
-        Live(console=console, auto_refresh=False, screen=console.is_terminal) as live,
-    ):
-        while True:
-            shown = frame(Window(scrapes[0], scrapes[-1]), url=server.url, state=server.state())
-            live.update(shown, refresh=True)
-            time.sleep(every_s)
-            scrapes.append(server.scrape())
 
 
-def frame(window: Window, *, url: str, state: str) -> Group:
+def frame(window: Window, *, url: str, state: str, live: Sequence[Mapping[str, Any]] = ()) -> Group:
     """All there is to see of one moment."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for label, text in (*_queue_rows(window), *_speed_rows(window), *_memory_rows(window)):
-        table.add_row(label, escape(text))
-    return Group(Text(f"tidegate {url}  {state}", style="bold"), table)
+    for rows in (_queue_rows, _speed_rows, _time_rows, _memory_rows):
+        for label, text in rows(window):
+            table.add_row(label, escape(text))
+    parts: list[RenderableType] = [Text(f"tidegate {url}  {state}", style="bold"), table]
+    return Group(*parts, *((Text(""), request_table(live)) if live else ()))
+
+
+def _time_rows(window: Window) -> list[tuple[str, str]]:
+    """Where the time of the window's turns went, and that of the requests that ended in it."""
+    parts = {
+        part: window.growth("step_part_seconds_total", part=part)
+        for part in ("schedule", "build", "forward", "sample", "transfer", "deliver")
+    }
+    states = {state: window.growth("request_state_seconds_total", state=state) for state in STATES}
+    return [("step time", _shares(parts)), ("ended spent", _shares(states))]
+
+
+def _shares(amounts: Mapping[str, float]) -> str:
+    total = sum(amounts.values())
+    if not total:
+        return "none now"
+    return ", ".join(f"{name} {_share(amount, total)}" for name, amount in amounts.items())
 
 
 def _queue_rows(window: Window) -> list[tuple[str, str]]:
@@ -129,6 +166,7 @@ def _queue_rows(window: Window) -> list[tuple[str, str]]:
     return [
         ("requests", _counts(requests)),
         ("blocks", f"{blocks}; {now.value('kv_blocks_cached'):.0f} cached"),
+        ("waste", f"{100 * now.value('kv_waste_ratio'):.1f} % of the slots in held blocks"),
         ("", _bar(held, evictable, total)),
     ]
 
@@ -142,11 +180,20 @@ def _speed_rows(window: Window) -> list[tuple[str, str]]:
     always = _share(now.value("prefix_hit_tokens_total"), now.value("prefix_query_tokens_total"))
     return [
         ("computed", f"{computed:.1f} tokens/s in {steps:.1f} steps/s"),
+        ("of which", _kinds(window)),
         ("generated", f"{generated:.1f} tokens/s"),
         ("prefix hits", f"{recent} now, {always} since the start"),
         ("first token", _latencies(window, "time_to_first_token_seconds")),
         ("inter-token", _latencies(window, "inter_token_seconds")),
     ]
+
+
+def _kinds(window: Window) -> str:
+    growth = {
+        kind: window.growth("step_tokens_total", kind=kind) for kind in ("prefill", "recomputed", "decode")
+    }
+    batched, steps = window.growth("batched_requests_total"), window.growth("steps_total")
+    return f"{_shares(growth)}; {batched / steps:.1f} requests a step" if steps else "none now"
 
 
 def _memory_rows(window: Window) -> list[tuple[str, str]]:
