@@ -4,7 +4,7 @@
 before paging, and exist for comparison: same scheduler, same kernels, other accounting.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 

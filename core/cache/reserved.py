@@ -15,31 +15,40 @@ inside somebody's run.
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from core.cache.reservation import KVUsage
 from core.request import Request
 from core.scheduler.plan import BlockCopy
 
 
-class Reservation(Protocol):
-    """How many tokens a request's run is to hold: at least `num_tokens`, at most `most`."""
+@dataclass(slots=True, frozen=True)
+class Lengths:
+    """Of one request, in tokens."""
 
-    def __call__(self, num_tokens: int, *, request: Request, most: int) -> int: ...
-
-
-def reserve_max(num_tokens: int, *, request: Request, most: int) -> int:
-    return most
-
-
-def reserve_power_of_two(num_tokens: int, *, request: Request, most: int) -> int:
-    return min(most, 1 << (num_tokens - 1).bit_length())
+    needed: int
+    """It has to hold now."""
+    expected: int
+    """Prompt and output together: the most it may ask for."""
+    limit: int
+    """As long as any request can ever become."""
 
 
-def reserve_oracle(num_tokens: int, *, request: Request, most: int) -> int:
-    return min(most, request.num_prompt_tokens + request.sampling.max_tokens)
+Reservation = Callable[[Lengths], int]
+"""How many tokens a request's run is to hold: at least those needed, at most the limit."""
+
+
+def reserve_max(lengths: Lengths) -> int:
+    return lengths.limit
+
+
+def reserve_power_of_two(lengths: Lengths) -> int:
+    return min(lengths.limit, 1 << (lengths.needed - 1).bit_length())
+
+
+def reserve_oracle(lengths: Lengths) -> int:
+    return max(lengths.needed, min(lengths.limit, lengths.expected))
 
 
 class RunPool:
@@ -129,7 +138,7 @@ class ReservedManager:
         self.num_hit_tokens = 0
         self._pool = RunPool(num_blocks)
         self._reservation = reservation
-        self._most = min(max_request_tokens, num_blocks * block_size)
+        self._limit = min(max_request_tokens, num_blocks * block_size)
         self._runs: dict[str, _Run] = {}
         self._moved: set[str] = set()
         """Requests whose copies are in no plan yet."""
@@ -181,8 +190,7 @@ class ReservedManager:
         """Reserve a waiting request's run, if there is one: for what it knows and a token more at least."""
         assert request.request_id not in self._runs, f"{request.request_id} has its run already"
         assert not request.block_table
-        least = min(len(request.token_ids) + 1, room_for)
-        num_blocks = self._num_blocks_for(self._reservation(least, request=request, most=self._most))
+        num_blocks = self._num_reserved_blocks(request, needed=min(len(request.token_ids) + 1, room_for))
         first = self._pool.allocate(num_blocks)
         if first is None:
             return False
@@ -200,7 +208,7 @@ class ReservedManager:
         end = request.num_computed_tokens + request.num_scheduled_tokens + num_tokens
         if end <= run.num_blocks * self.block_size:
             return True
-        wanted = self._num_blocks_for(self._reservation(end, request=request, most=self._most))
+        wanted = self._num_reserved_blocks(request, needed=end)
         more = wanted - run.num_blocks
         assert more > 0, f"{request.request_id} outgrew what it can ever become"
         if self._pool.extend(run.first + run.num_blocks, more):
@@ -258,11 +266,15 @@ class ReservedManager:
         assert len(held) == len(set(held)) == self.num_held_blocks, "a block is lost, or in two runs"
         assert self._num_live_tokens == sum(run.num_counted_tokens for run in self._runs.values())
 
+    def _num_reserved_blocks(self, request: Request, *, needed: int) -> int:
+        expected = request.num_prompt_tokens + request.sampling.max_tokens
+        return self._num_blocks_for(self._reservation(Lengths(needed, expected, self._limit)))
+
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def _move(self, request: Request, run: _Run, *, num_blocks: int) -> bool:
-        """Reserve a longer run elsewhere. The old one is read by the plan that copies, and by those in flight."""
+        """Reserve a longer run elsewhere. The old one is still read: by plans in flight, and to copy."""
         first = self._pool.allocate(num_blocks)
         if first is None:
             return False

@@ -8,12 +8,14 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 
-from core.cache.manager import KVCacheManager
-from core.config import EngineConfig
+from core.cache.kinds import make_manager
+from core.config import BatchingKind, EngineConfig, KVReservation
 from core.request import FinishReason, Request, SamplingParams, TokenOutput
+from core.scheduler.batching import find_batching
 from core.scheduler.plan import PlannedTokens, StepPlan, StepResult
 from core.scheduler.policies import WaitingQueue
 from core.scheduler.scheduler import Scheduler
+from core.scheduler.sessions import SessionGate
 from tests.fakes.kv_worker import KVWorker, generate_alone, load_worker, pool_alone, score_alone
 
 VOCAB_SIZE = 7
@@ -36,22 +38,36 @@ class Simulation:
         max_running: int = 4,
         prefix_cache: bool = True,
         max_model_len: int = 1 << 20,
+        kv_reservation: KVReservation = "paged",
+        batching: BatchingKind = "continuous",
+        whole_prompts: bool = False,
         policy: WaitingQueue | None = None,
+        gate: SessionGate | None = None,
     ) -> None:
-        self.manager = KVCacheManager(num_blocks, block_size, prefix_cache=prefix_cache)
+        self.manager = make_manager(
+            kv_reservation,
+            num_blocks,
+            block_size,
+            prefix_cache=prefix_cache,
+            max_request_tokens=max_model_len,
+        )
         self.scheduler = Scheduler(
             self.manager,
             max_step_tokens=max_step_tokens,
             max_prefill_tokens=max_prefill_tokens,
             max_running=max_running,
             max_model_len=max_model_len,
+            batching=find_batching(batching),
+            whole_prompts=whole_prompts,
             policy=policy,
+            gate=gate,
         )
         checkpoint = f"fake:vocab={VOCAB_SIZE}"
         config = EngineConfig(checkpoint=checkpoint, block_size=block_size, num_blocks=num_blocks)
         self.worker: KVWorker = load_worker(config)
         self.max_step_tokens = max_step_tokens
         self.max_prefill_tokens = max_prefill_tokens
+        self.whole_prompts = whole_prompts
         self.in_flight: deque[StepPlan] = deque()
         self.requests: dict[str, Request] = {}
         self.prompts: dict[str, list[int]] = {}
@@ -224,13 +240,26 @@ class Simulation:
         assert (mine.num_cached_tokens or 0) <= min(longest, len(prompt_ids) - 1)
 
     def _check_plan(self, plan: StepPlan) -> None:
-        assert 0 < plan.num_tokens <= self.max_step_tokens
+        assert plan.num_tokens > 0
+        if self.whole_prompts:
+            self._check_whole(plan)
+        else:
+            assert plan.num_tokens <= self.max_step_tokens
+            assert max(len(item.token_ids) for item in plan.items) <= self.max_prefill_tokens
         assert len({item.request_id for item in plan.items}) == len(plan.items)
         for item in plan.items:
-            assert 0 < len(item.token_ids) <= self.max_prefill_tokens
+            assert item.token_ids
             assert (item.sampling is not None) == (item.num_samples > 0)
             self._check_necessary(item)
         self._check_writes(plan)
+
+    def _check_whole(self, plan: StepPlan) -> None:
+        """Each item ends with the last token its request knows; past the budget there is one prompt at most."""
+        for item in plan.items:
+            request = self.requests[item.request_id]
+            assert item.first_position + len(item.token_ids) == len(request.token_ids)
+        prompts = [len(item.token_ids) for item in plan.items if len(item.token_ids) > 1]
+        assert plan.num_tokens <= self.max_step_tokens or len(prompts) == 1
 
     def _check_necessary(self, item: PlannedTokens) -> None:
         """Only what was asked for is carried."""

@@ -34,14 +34,16 @@ def test_a_prompt_of_n_siblings_is_computed_once_and_its_tail_by_each(
         max_running=max_running,
     )
     prompt_ids = [n % VOCAB_SIZE for n in range(num_prompt_tokens)]
-    leader_id = simulation.add(prompt_ids, greedy(3))
+    simulation.add(prompt_ids, greedy(3))
     for _ in range(num_siblings):
         simulation.add(prompt_ids, greedy(3))
     simulation.finish_up()
     shared = shared_tokens(num_prompt_tokens, block_size)
     cached = [request.num_cached_tokens or 0 for request in simulation.requests.values()]
     assert cached[0] == 0
-    assert all(shared <= each < num_prompt_tokens for each in cached[1:]), "rows of a last block may be copied"
+    assert all(shared <= each < num_prompt_tokens for each in cached[1:]), (
+        "rows of a last block may be copied"
+    )
     num_computed = sum(num_prompt_tokens - each + 2 for each in cached)
     assert simulation.scheduler.stats().num_computed_tokens == num_computed, "nothing was computed twice"
 
@@ -60,9 +62,7 @@ def test_whatever_becomes_of_the_leader_each_sibling_gets_what_it_gets_alone(see
     )
     prompt_ids = [choose.randrange(VOCAB_SIZE) for _ in range(choose.randrange(1, 30))]
     leader_id = simulation.add(prompt_ids, greedy(10))
-    siblings = [
-        simulation.add(prompt_ids, greedy(choose.randrange(1, 12))) for _ in range(4)
-    ]
+    siblings = [simulation.add(prompt_ids, greedy(choose.randrange(1, 12))) for _ in range(4)]
     chained = simulation.add(prompt_ids, greedy(4))
     for _ in range(2):
         simulation.add([choose.randrange(VOCAB_SIZE) for _ in range(20)], greedy(12))
