@@ -185,10 +185,10 @@ def read_text(path: Path) -> str:
         if len(raw) > MAX_FILE_BYTES:
             raise PlanInvalid(f"{path} holds more than {MAX_FILE_BYTES} bytes")
         return raw.decode()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise PlanInvalid(f"{path} is not a whole gzip file: {error}") from error
     except OSError as error:
         raise PlanInvalid(f"{path} cannot be read: {error.strerror or error}") from error
-    except (EOFError, zlib.error) as error:
-        raise PlanInvalid(f"{path} is not a whole gzip file: {error}") from error
     except UnicodeDecodeError as error:
         raise PlanInvalid(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
 
