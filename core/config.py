@@ -61,6 +61,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """False, for comparison: each prompt in one step, however long that takes for the others."""
     policy: str = "first_come"
     """The order in which waiting requests are admitted: a file in `core/scheduler/policies`."""
+    session_gate: bool = True
+    """Let some sessions wait where the cache cannot hold what all of them come back to."""
     trace: str = ""
     """File for a Chrome trace of steps and requests, overwritten; empty: none."""
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn, TypeAlias
 
 import msgspec
 import typer
+import typer.core
 
 from core import EngineError
 from gateway import __version__
@@ -18,8 +19,25 @@ from gateway.config import ENVIRONMENT_PREFIX, Options, ServerConfig, build_conf
 from gateway.hub import check_readable, default_model_id, resolve_model
 from gateway.model_store import DEFAULT_MODEL, ModelUnavailable, cache_folder, cached_model, pull
 
+
+class _Commands(typer.core.TyperGroup):
+    """All commands. One whose reader has seen enough (`doctor | head`) has not failed for that."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise typer.Exit(0) from None
+        finally:
+            try:
+                sys.stdout.flush()
+            except BrokenPipeError:
+                _discard_output()
+
+
 app = typer.Typer(
     name="tidegate",
+    cls=_Commands,
     help="A streaming inference gateway for long-running agents.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -93,6 +111,9 @@ def serve(
     ] = None,
     trace: Annotated[
         Text, _option("write a Chrome trace of steps and requests there, for Perfetto", "FILE")
+    ] = None,
+    session_gate: Annotated[
+        Flag, typer.Option(help="let sessions wait that the cache has no room for", show_default=False)
     ] = None,
     api_key_file: Annotated[Text, _option("keys that may ask, one per line [everybody may]", "FILE")] = None,
     cors_origin: Annotated[Many, _option("web page that may ask; '*': any (repeatable)", "ORIGIN")] = None,
@@ -272,8 +293,13 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except OSError as error:  # a full disk behind stdout, say; what the commands expect they name themselves
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered would fail again at exit
+        _discard_output()
         _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+
+
+def _discard_output() -> None:
+    """What is still buffered would fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _replace_closed_streams() -> None:

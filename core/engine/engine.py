@@ -29,6 +29,7 @@ from core.scheduler.batching import find_batching
 from core.scheduler.plan import StepPlan, StepResult
 from core.scheduler.policies import find_policy
 from core.scheduler.scheduler import Scheduler
+from core.scheduler.sessions import open_gate
 
 MAX_RESTARTS = 1
 """A worker that fails again after that is not revived: something here needs a person."""
@@ -87,6 +88,7 @@ class Engine:
             batching=find_batching(config.batching),
             whole_prompts=not config.chunked_prefill,
             policy=find_policy(config.policy)(manager.match_length),
+            gate=open_gate(manager) if config.session_gate else None,
         )
         self._wake = wake
         """Set by what ends idleness: a new request, or the worker's death."""

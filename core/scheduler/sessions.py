@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from core.cache.reservation import KVManager
 from core.request import Request
 
 LOST_SHARE = 0.25
@@ -31,7 +32,7 @@ POOL_SHARE = 0.9
 MAX_PASSES = 48
 """After so many turns of others the oldest held request gets a seat, and who had most turns gives one up."""
 IDLE_ROUNDS = 4
-"""A seat is lost by who lets all others have so many turns on average without taking one: it may have ended."""
+"""Who takes no turn while all others have so many on average loses its seat: it may have ended."""
 MAX_SESSIONS = 4096
 
 _Key = tuple[str, str]
@@ -284,6 +285,11 @@ class SessionGate:
         self._num_known_tokens = self._num_lost_tokens = 0.0
         for session in self._seated():
             session.seated = False
+
+
+def open_gate(manager: KVManager) -> SessionGate | None:
+    """A gate for a pool; none where there is no prefix to come back to."""
+    return SessionGate(manager.num_blocks * manager.block_size) if manager.shares_prefixes else None
 
 
 def _key(request: Request) -> _Key:

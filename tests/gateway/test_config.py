@@ -60,6 +60,7 @@ ANOTHER_VALUE: dict[str, tuple[str, object]] = {
     "chunked_prefill": ("false", False),
     "trace": ("trace.json", "trace.json"),
     "policy": ("fair_tenants", "fair_tenants"),
+    "session_gate": ("false", False),
 }
 """Every option, as text from outside and as the value it must become."""
 

@@ -120,22 +120,18 @@ def test_one_goes_in_any_case_when_there_is_nothing_else_to_do_and_an_idle_one_g
         gate.hold(turn(name, num_tokens=42))
     assert gate.release(idle=False) == []
     assert [request.session_id for request in gate.release(idle=True)] == ["c"]
-    assert [gate.hold(turn(name, num_tokens=43)) for name in "bc"] == [True, False] or gate.hold(
-        turn("a", num_tokens=43)
-    ), "somebody had to make room"
     gate.check()
+    assert [gate.hold(turn(name, num_tokens=43)) for name in "abc"] == [True, False, False]
 
 
 def test_the_gate_opens_when_all_that_are_left_fit():
     gate = thrashing()
     gate.hold(waiting := turn("c", num_tokens=42))
     assert gate.discard(waiting)
-    for num_tokens in range(42, 142):
-        if not gate.is_shut:
-            break
+    for _ in range(100):
         take(gate, turn("a", num_tokens=42, num_found=41))
         gate.release(idle=False)
-    assert not gate.is_shut, f"b, c and d never came back in {num_tokens - 42} turns"
+    assert not gate.is_shut, "b, c and d never came back"
 
 
 def test_after_a_restart_nobodys_loss_counts():
@@ -175,12 +171,12 @@ def test_a_held_turn_goes_after_so_many_turns_of_others_for_each_that_was_held_b
 
 @pytest.mark.parametrize(
     ("num_pool_tokens", "least_gain"),
-    [(1200, 4.0), (2000, 3.0), (2800, 1.8)],  # of about 4,300 tokens that ten agents need in the end
+    [(1200, 4.0), (2000, 2.5), (2800, 1.6)],  # ten agents need about 5,400 in the end
 )
 def test_agents_find_far_more_of_what_they_computed_where_some_of_them_wait(num_pool_tokens, least_gain):
     def run(*, gated: bool) -> SessionWorkload:
         return SessionWorkload(
-            num_agents=10, num_turns=16, num_pool_tokens=num_pool_tokens, gated=gated
+            num_agents=10, num_turns=20, num_pool_tokens=num_pool_tokens, gated=gated
         ).run()
 
     without, gated = run(gated=False), run(gated=True)
