@@ -154,7 +154,7 @@ def _in_time(cells: list[_Cell], options: ExperimentOptions, *, say: Say) -> lis
     total_s = sum(expected.values()) * options.num_repeats
     if not all(cell.bench.speed for cell in cells):
         return cells
-    say(f"expected: {total_s:,.0f} s for {options.num_repeats} repeats of {len(cells)} passes")
+    say(f"expected: {total_s:,.0f} s in all, {options.num_repeats * len(cells)} passes")
     if options.max_seconds is None or total_s <= options.max_seconds:
         return cells
     if not options.shrink:

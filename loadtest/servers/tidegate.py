@@ -31,6 +31,7 @@ class Tidegate:
         def bytes_of(state: str) -> int | None:
             return int(blocks[state] * block_bytes) if block_bytes is not None and state in blocks else None
 
+        live, waste = bytes_of("held"), answers.metric("tidegate_kv_waste_ratio")
         rss = [
             value
             for key, value in answers.metrics.items()
@@ -41,7 +42,8 @@ class Tidegate:
             num_hit_tokens=whole(answers.metric("tidegate_prefix_hit_tokens")),
             weights_bytes=whole(answers.metric("tidegate_packed_weight_bytes")),
             kv_pool_bytes=whole(pool),
-            kv_live_bytes=bytes_of("held"),
+            kv_live_bytes=live,
+            kv_live_token_bytes=int(live * (1 - waste)) if live is not None and waste is not None else None,
             kv_cached_bytes=bytes_of("evictable"),
             server_bytes=int(rss[0]) if rss and rss[0] > 0 else None,
         )
