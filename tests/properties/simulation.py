@@ -254,7 +254,7 @@ class Simulation:
         self._check_writes(plan)
 
     def _check_whole(self, plan: StepPlan) -> None:
-        """Each item ends with the last token its request knows; past the budget there is one prompt at most."""
+        """Each item ends with the last token its request knows; past the budget one prompt may go."""
         for item in plan.items:
             request = self.requests[item.request_id]
             assert item.first_position + len(item.token_ids) == len(request.token_ids)

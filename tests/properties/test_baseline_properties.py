@@ -1,4 +1,4 @@
-"""The modes for comparison serve as surely as the one that serves: right tokens, nobody lost, all blocks back."""
+"""The modes for comparison serve as surely as the usual one: right tokens, nobody lost, all blocks back."""
 
 import random
 from typing import Any, get_args
