@@ -11,7 +11,7 @@ import pytest
 
 from gateway.cli import serve
 from gateway.config import ENGINE_FIELDS, FIELD_OF_FLAG, SERVER_FIELDS
-from tests.gateway.commands.running import tidegate
+from tests.gateway.commands.running import clean_environment, tidegate
 
 
 def test_every_option_has_a_flag_and_every_flag_an_option():
@@ -219,3 +219,18 @@ def test_closed_or_full_streams_are_no_traceback(redirections: str, code: int) -
     assert "Traceback" not in ended.stderr
     if code:
         assert ended.stderr == "tidegate: No space left on device\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["doctor --port 0 --threads 1", "serve --print-config"])
+def test_a_reader_who_has_seen_enough_is_no_failure(default_model_path: Path, command: str) -> None:
+    tidegate_command = f"{shlex.quote(sys.executable)} -m gateway {command}"
+    ended = subprocess.run(
+        ["bash", "-c", f"{tidegate_command} | true; exit ${{PIPESTATUS[0]}}"],
+        env=clean_environment({"TIDEGATE_MODEL": str(default_model_path)}),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
