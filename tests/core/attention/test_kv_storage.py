@@ -109,6 +109,28 @@ def test_what_is_stored_is_finite_whatever_was_computed(dtype, device):
     assert keys[0, 0, 7] == 0.5
 
 
+@ON_EVERY_DEVICE
+@BLOCK_SIZES
+def test_copied_rows_are_the_same_bits_in_every_layer_and_nothing_else_is_touched(block_size, device):
+    kv = storage(block_size, num_blocks=8, dtype=torch.float16, device=device)
+    generator = torch.Generator().manual_seed(2)
+    k, v = (torch.randn(2 * block_size, HEADS, WIDTH, generator=generator).to(device) for _ in range(2))
+    for layer in range(LAYERS):
+        write_tokens(kv, layer, [3, 5], first=0, k=k + layer, v=v - layer)
+    count = block_size - block_size // 2
+    offsets = torch.arange(count, device=device)
+    source, target = (torch.full((count,), block, device=device) for block in (5, 6))
+    kv.copy_rows(kv.token_rows(source, offsets), kv.token_rows(target, offsets))
+    for layer in range(LAYERS):
+        pools = kv.gather(layer, kv.block_rows(torch.tensor([list(range(8))], device=device)), 8 * block_size)
+        for stored in pools:
+            blocks = stored.view(HEADS, 8, block_size, WIDTH)
+            assert torch.equal(blocks[:, 6, :count], blocks[:, 5, :count])
+            assert not blocks[:, 6, count:].any()
+            assert not blocks[:, [0, 1, 2, 4, 7]].any()
+            assert blocks[:, [3, 5]].any(-1).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_the_pools_size_is_what_a_token_takes_times_the_tokens(dtype):
     kv = storage(16, num_blocks=9, dtype=dtype)

@@ -17,7 +17,7 @@ from core.config import EngineConfig
 from core.execution.answers import pool
 from core.execution.worker import ModelWorker, load_worker
 from core.request import Request, SamplingParams, TokenLogprob, TokenOutput
-from core.scheduler.plan import PromptScoring
+from core.scheduler.plan import BlockCopy, PromptScoring, StepPlan
 from core.scheduler.scheduler import Scheduler
 from tests.fakes.plans import planned, step
 from tests.fakes.tiny_llama import TinyShape, write_tiny_llama
@@ -115,7 +115,7 @@ def random_asked(rng: random.Random) -> Asked:
 
 
 def test_everything_given_is_the_same_alone_and_in_company(worker: ModelWorker, search_factor: int) -> None:
-    num_preemptions = num_hit_tokens = 0
+    num_preemptions = num_hit_tokens = num_copied_tokens = 0
     for round_number in range(4 * search_factor):
         rng = random.Random(round_number)
         asked = [random_asked(rng) for _ in range(rng.randint(6, 12))]
@@ -127,8 +127,25 @@ def test_everything_given_is_the_same_alone_and_in_company(worker: ModelWorker, 
             assert together[number] == alone, f"request {number} of {len(asked)}, round {round_number}"
         num_preemptions += scheduler.stats().num_preemptions
         num_hit_tokens += scheduler.stats().num_hit_tokens
+        num_copied_tokens += scheduler.stats().num_hit_tokens % BLOCK_SIZE
     assert num_preemptions > 0, "the pool was too large to test anything"
     assert num_hit_tokens > 0
+    assert num_copied_tokens > 0, "no prompt parted from another inside a block"
+
+
+@pytest.mark.parametrize("num_common", [1, 15, 17, 40])
+def test_rows_copied_from_anothers_block_give_the_same_bits_as_computed_ones(
+    worker: ModelWorker, num_common: int
+) -> None:
+    prompt_ids = [random.Random(6).randrange(VOCAB_SIZE) for _ in range(64)]
+    other = [*prompt_ids[:num_common], *((token_id + 1) % VOCAB_SIZE for token_id in prompt_ids[num_common:])]
+    worker.runner.logits(step(planned("first", other, blocks=range(4))))
+    copied = BlockCopy(source=num_common // BLOCK_SIZE, target=7, num_tokens=num_common % BLOCK_SIZE)
+    blocks = [*range(num_common // BLOCK_SIZE), 7, 8, 9, 10, 11][:4]
+    rest = planned("second", prompt_ids[num_common:], first_position=num_common, blocks=blocks)
+    logits_V = worker.runner.logits(StepPlan(step_id=2, items=(rest,), block_copies=(copied,)))
+    alone_V = worker.runner.logits(step(planned("alone", prompt_ids, blocks=range(12, 16))))
+    assert torch.equal(logits_V, alone_V)
 
 
 def test_a_second_time_over_a_warm_cache_gives_the_same(worker: ModelWorker) -> None:
