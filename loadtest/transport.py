@@ -219,8 +219,10 @@ class Connection(asyncio.Protocol):
         try:
             message.parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(at, f"not HTTP/1.1: {error}")
-            return
+            if not message.is_whole:
+                self._fail(at, f"not HTTP/1.1: {error}")
+                return
+            message.is_surplus = True
         if not message.is_head_whole and self._num_bytes > MAX_HEAD_BYTES:
             self._fail(at, f"the answer's head is longer than {MAX_HEAD_BYTES} bytes")
             return

@@ -161,8 +161,9 @@ async def test_a_request_on_a_fresh_line_is_never_sent_twice():
         assert (client.num_resent, len(server.requests)) == (0, 1)
 
 
-async def test_a_line_with_unasked_bytes_is_out_of_step_and_is_dropped():
-    answer = says(sized(WHOLE) + sized(WHOLE))
+@pytest.mark.parametrize("surplus", [sized(WHOLE), b"noise", b"\r\n\r\nHTTP/9"])
+async def test_a_line_with_unasked_bytes_is_out_of_step_and_is_dropped(surplus):
+    answer = says(sized(WHOLE) + surplus)
     async with raw_server(answer) as server, Client(server.url, CHAT) as client:
         for _ in range(3):
             record = await client.send(a_call())
