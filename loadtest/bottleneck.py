@@ -13,6 +13,8 @@ import numpy as np
 Kind = Literal["prefill", "decode", "KV capacity", "arrival bursts", "none"]
 
 WINDOW_S = 10.0
+MAX_WINDOWS = 1_000_000
+"""Of a trace of years the windows are longer."""
 BUSY = 0.7
 """Mean load from which queues grow long, and the largest part of the work is called the bottleneck."""
 
@@ -89,6 +91,7 @@ def _peak(demand: Demand, machine: Speeds, *, duration: float) -> float:
         / machine.prefill_tokens_per_s
         + np.array(demand.output_tokens) / machine.decode_tokens_per_s
     )
-    windows = ((np.array(demand.times) - demand.times[0]) // WINDOW_S).astype(np.int64)
-    loads = np.bincount(windows, weights=work, minlength=int(duration // WINDOW_S)) / WINDOW_S
+    window = max(WINDOW_S, duration / MAX_WINDOWS)
+    windows = ((np.array(demand.times) - demand.times[0]) // window).astype(np.int64)
+    loads = np.bincount(windows, weights=work, minlength=int(duration // window)) / window
     return float(np.percentile(loads, 99))

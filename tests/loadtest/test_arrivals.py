@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -78,7 +79,7 @@ def test_a_seed_says_everything() -> None:
         ({"rate": 1.0, "process": "bursty"}, "must be one of plan, poisson, gamma, constant"),
     ],
 )
-def test_options_out_of_bounds_are_named(options: dict, words: str) -> None:
+def test_options_out_of_bounds_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanInvalid, match=words):
         schedule(starts(1), **options)
 

@@ -1,6 +1,7 @@
 """The infinite cache: against a tree that is written out token by token, and against published figures."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,9 @@ def test_hits_are_those_of_a_set_of_all_prefixes(seed: int) -> None:
     generator = random.Random(seed)
     requests = []
     for number in range(12):
-        waits = {"after": (f"r{generator.randrange(number)}",)} if number and generator.random() < 0.5 else {}
+        waits: dict[str, Any] = (
+            {"after": (f"r{generator.randrange(number)}",)} if number and generator.random() < 0.5 else {}
+        )
         segments = [
             (generator.choice("abc"), generator.randint(1, 5)) for _ in range(generator.randint(1, 5))
         ]
