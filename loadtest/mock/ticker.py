@@ -47,13 +47,18 @@ class Ticker:
         self._timer = None
         self._timer_at = float("-inf")  # nothing arms while we are at it
         heap = self._heap
-        due_at = time.monotonic() + EARLY_S  # what comes due meanwhile waits: the loop must read, too
+        due_at = time.monotonic() + EARLY_S
+        due = deque[tuple[float, int, Callable[[], None]]]()
+        while heap and heap[0][0] <= due_at:
+            due.append(heapq.heappop(heap))
         try:
-            while heap and heap[0][0] <= due_at:
-                at, _, call = heapq.heappop(heap)
+            while due:  # what these calls set waits for the next turn, however late: the loop must read, too
+                at, _, call = due.popleft()
                 self.lateness_s.append(max(0.0, time.monotonic() - at))
                 call()
         finally:
+            for rest in due:
+                heapq.heappush(heap, rest)
             self._timer_at = float("inf")
             if heap:
                 self._arm(heap[0][0])
