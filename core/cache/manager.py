@@ -182,22 +182,26 @@ class KVCacheManager:
     def commit(self, request: Request) -> None:
         """Put the blocks that are full of computed tokens into the tree. O(1) where there is no new one."""
         holding = self._holdings[request.request_id]
+        size = self.block_size
+        num_private = request.num_computed_tokens - holding.num_committed_blocks * size
+        if num_private >= size and holding.node is not None:
+            self._commit_blocks(request, holding)
+            num_private = request.num_computed_tokens - holding.num_committed_blocks * size
+        self._num_private_tokens += num_private - holding.num_private_tokens
+        holding.num_private_tokens = num_private
         if holding.source is not None:
             assert request.request_id not in self._uncopied, "a plan landed without the copies made for it"
             self._drop_source(holding)
         if holding.retired and request.num_scheduled_tokens == 0:
             self._pool.release(holding.retired)
             holding.retired = []
-        first, end = holding.num_committed_blocks, request.num_computed_tokens // self.block_size
-        if first != end and holding.node is not None:
-            self._commit_blocks(request, holding, first=first, end=end)
-        if holding.node is not None:
+        if self._tails.awaiting and holding.node is not None:
             self._tails.computed(request, holding.node)
-        self._count_private(request, holding)
 
-    def _commit_blocks(self, request: Request, holding: _Holding, *, first: int, end: int) -> None:
+    def _commit_blocks(self, request: Request, holding: _Holding) -> None:
         old = holding.node
         assert old is not None
+        first, end = holding.num_committed_blocks, request.num_computed_tokens // self.block_size
         mine = request.block_table[first:end]
         token_ids = request.token_ids[first * self.block_size : end * self.block_size]
         holding.node, kept = self._tree.extend(old, token_ids, mine)

@@ -31,7 +31,7 @@ class SessionTails:
         self._max_sessions = max_sessions
         self._ends: OrderedDict[_Key, Node] = OrderedDict()  # idle longest first
         self._num_live: dict[_Key, int] = {}  # never 0
-        self._before: dict[str, Node] = {}
+        self.awaiting: dict[str, Node] = {}
         """Request that has its prompt still to compute -> where its session's turn before ended."""
 
     def began(self, request: Request) -> None:
@@ -41,19 +41,19 @@ class SessionTails:
         key = _key(request)
         before = self._ends.pop(key, None)
         if before is not None and key not in self._num_live:
-            self._before[request.request_id] = before
+            self.awaiting[request.request_id] = before
         self._num_live[key] = self._num_live.get(key, 0) + 1
 
     def computed(self, request: Request, node: Node) -> None:
         """A request got further, its blocks end at `node`. O(1) but for the moment its prompt is done."""
-        if request.request_id in self._before and request.num_computed_tokens >= request.num_prompt_tokens:
-            self._tree.supersede(self._before.pop(request.request_id), node)
+        if request.request_id in self.awaiting and request.num_computed_tokens >= request.num_prompt_tokens:
+            self._tree.supersede(self.awaiting.pop(request.request_id), node)
 
     def ended(self, request: Request, node: Node) -> None:
         """A request gives its blocks back, and they end at `node`."""
         if not request.session_id:
             return
-        self._before.pop(request.request_id, None)
+        self.awaiting.pop(request.request_id, None)
         key = _key(request)
         self._num_live[key] -= 1
         if self._num_live[key]:
@@ -66,7 +66,7 @@ class SessionTails:
 
     def check(self, request_ids: set[str]) -> None:
         """Assert the invariants, given who holds blocks. For tests."""
-        assert self._before.keys() <= request_ids
+        assert self.awaiting.keys() <= request_ids
         assert sum(self._num_live.values()) <= len(request_ids)
         assert all(self._num_live.values())
         assert not self._ends.keys() & self._num_live.keys()

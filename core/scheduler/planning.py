@@ -33,6 +33,7 @@ class Draft:
             return
         self._has_prompt = True
         self.add(request, num_tokens)
+        self.budget = max(0, self.budget)
 
     def add(self, request: Request, num_tokens: int) -> None:
         """Reserve the next `num_tokens` tokens of a request, for which it has blocks."""
@@ -50,7 +51,7 @@ class Draft:
         )
         self.items.append(item if request.is_plain else _with_asides(item, request))
         self.requests.append(request)
-        self.budget = max(0, self.budget - num_tokens)
+        self.budget -= num_tokens
         request.num_scheduled_tokens += num_tokens
 
 
