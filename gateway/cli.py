@@ -55,6 +55,11 @@ def _option(what: str, metavar: str = "N") -> Any:
     return typer.Option(metavar=metavar, help=what, show_default=False)
 
 
+def _flag(what: str) -> Any:
+    """A switch with both names, `--x` and `--no-x`."""
+    return typer.Option(help=what, show_default=False)
+
+
 def _naming_variables(command: Callable[..., None]) -> Callable[..., None]:
     """Add to each option's help the variable that sets it. Typer must not read it: `gateway.config` does."""
     for name, parameter in inspect.signature(command).parameters.items():
@@ -64,13 +69,26 @@ def _naming_variables(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+ServedModel: TypeAlias = Annotated[
+    Text, typer.Argument(help="A .gguf file, a model folder or ORG/NAME [default: SmolLM2-135M-Instruct]")
+]
+KVReservation: TypeAlias = Annotated[
+    Text, _option("for comparison: paged, max, power_of_two or oracle [paged]", "KIND")
+]
+Policy: TypeAlias = Annotated[
+    Text,
+    _option("first_come, longest_prefix, least_attained or fair_tenants goes first [first_come]", "NAME"),
+]
+PrintConfig: TypeAlias = Annotated[
+    bool, typer.Option("--print-config", help="print all options as TOML, and exit")
+]
+
+
 @app.command()
 @_naming_variables
 def serve(
     *,
-    model: Annotated[
-        Text, typer.Argument(help="A .gguf file, a model folder or ORG/NAME [default: SmolLM2-135M-Instruct]")
-    ] = None,
+    model: ServedModel = None,
     config: Annotated[Text, _option("TOML file with options; also TIDEGATE_CONFIG", "FILE")] = None,
     host: Annotated[Text, _option("address to listen on [127.0.0.1]", "HOST")] = None,
     port: Annotated[Text, _option("port to listen on; 0: any [8000]")] = None,
@@ -81,13 +99,9 @@ def serve(
     executor: Annotated[Text, _option("process or thread [process]", "KIND")] = None,
     block_size: Annotated[Text, _option("tokens per KV block [16]")] = None,
     num_blocks: Annotated[Text, _option("KV blocks [as many as kv-bytes holds]")] = None,
-    kv_bytes: Annotated[
-        Text, _option("bytes for the KV pool, as 2G or 512M [25 % of available memory]")
-    ] = None,
+    kv_bytes: Annotated[Text, _option("bytes for the KV pool, as 2G or 512M [25 % of free memory]")] = None,
     max_model_len: Annotated[Text, _option("longest context in tokens [the model's own]")] = None,
-    allow_longer_context: Annotated[
-        Flag, typer.Option(help="let max-model-len pass the model's own context", show_default=False)
-    ] = None,
+    allow_longer_context: Annotated[Flag, _flag("let max-model-len pass the model's own context")] = None,
     max_step_tokens: Annotated[Text, _option("tokens computed in one step [512]")] = None,
     max_prefill_tokens: Annotated[Text, _option("tokens of one request in one step [256]")] = None,
     max_running: Annotated[Text, _option("requests computed in one step [64]")] = None,
@@ -95,26 +109,13 @@ def serve(
     step_deadline: Annotated[Text, _option("a longer step counts as hung [120]", "SECONDS")] = None,
     load_deadline: Annotated[Text, _option("longer loading counts as hung [600]", "SECONDS")] = None,
     cache_dir: Annotated[Text, _option("where packed weights are kept", "FOLDER")] = None,
-    prefix_cache: Annotated[Flag, typer.Option(help="reuse KV of equal prefixes", show_default=False)] = None,
-    kv_reservation: Annotated[
-        Text, _option("for comparison: paged, max, power_of_two or oracle [paged]", "KIND")
-    ] = None,
+    prefix_cache: Annotated[Flag, _flag("reuse KV of equal prefixes")] = None,
+    kv_reservation: KVReservation = None,
     batching: Annotated[Text, _option("for comparison: continuous or static [continuous]", "KIND")] = None,
-    chunked_prefill: Annotated[
-        Flag, typer.Option(help="for comparison: compute long prompts in pieces", show_default=False)
-    ] = None,
-    policy: Annotated[
-        Text,
-        _option(
-            "who goes first: first_come, longest_prefix, least_attained, fair_tenants [first_come]", "NAME"
-        ),
-    ] = None,
-    trace: Annotated[
-        Text, _option("write a Chrome trace of steps and requests there, for Perfetto", "FILE")
-    ] = None,
-    session_gate: Annotated[
-        Flag, typer.Option(help="let sessions wait that the cache has no room for", show_default=False)
-    ] = None,
+    chunked_prefill: Annotated[Flag, _flag("compute long prompts in pieces, or not to compare")] = None,
+    policy: Policy = None,
+    trace: Annotated[Text, _option("write a Chrome trace there, for Perfetto", "FILE")] = None,
+    session_gate: Annotated[Flag, _flag("let sessions wait that the cache has no room for")] = None,
     api_key_file: Annotated[Text, _option("keys that may ask, one per line [everybody may]", "FILE")] = None,
     cors_origin: Annotated[Many, _option("web page that may ask; '*': any (repeatable)", "ORIGIN")] = None,
     max_body_bytes: Annotated[Text, _option("largest request body [4194304]")] = None,
@@ -127,10 +128,8 @@ def serve(
     drain_timeout: Annotated[Text, _option("time to finish after SIGTERM [30]", "SECONDS")] = None,
     log_level: Annotated[Text, _option("debug, info, warning or error [info]", "LEVEL")] = None,
     log_format: Annotated[Text, _option("auto, console or json [auto]", "FORMAT")] = None,
-    access_log: Annotated[Flag, typer.Option(help="one log line per request", show_default=False)] = None,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="print all options as TOML, and exit")
-    ] = False,
+    access_log: Annotated[Flag, _flag("one log line per request")] = None,
+    print_config: PrintConfig = False,
 ) -> None:
     """Serve a model over HTTP. Variables and keys of a TOML file are named as the options are."""
     flags: dict[str, object] = dict(locals())

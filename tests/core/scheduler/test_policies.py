@@ -56,7 +56,7 @@ def test_the_folder_is_the_list_of_policies():
 
 
 @pytest.mark.parametrize("name", policy_names())
-def test_strangers_without_history_go_in_the_order_in_which_they_came(name: str):
+def test_newcomers_wait_in_the_order_in_which_they_came(name: str):
     queue = make(name)
     for letter in "abcd":
         queue.push(request_named(letter))
