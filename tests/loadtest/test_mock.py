@@ -5,7 +5,9 @@ import json
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -43,7 +45,7 @@ def tpot_s(steps: list[Step]) -> float:
     return (timed[-1].offset_s - timed[0].offset_s) / (sum(step.num_tokens for step in timed) - 1)
 
 
-async def post(server: MockServer, path: str, body: object, *, method="POST") -> tuple[int, dict]:
+async def post(server: MockServer, path: str, body: object, *, method="POST") -> tuple[int, dict[str, Any]]:
     def ask() -> tuple[int, bytes]:
         data = None if method == "GET" else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", data=data, method=method)
@@ -167,10 +169,14 @@ def test_the_memory_is_the_longest_common_beginning_in_whole_blocks(prompts, ask
 async def test_calls_come_in_order_of_time_and_never_before_it():
     ticker = Ticker()
     called: list[tuple[int, float]] = []
+
+    def call(number: int) -> None:
+        called.append((number, time.monotonic()))
+
     start_at = time.monotonic()
     delays = [0.05, 0.01, 0.03, 0.01, 0.0]
     for number, delay_s in enumerate(delays):
-        ticker.call_at(start_at + delay_s, lambda number=number: called.append((number, time.monotonic())))
+        ticker.call_at(start_at + delay_s, partial(call, number))
     await until(lambda: len(called) == len(delays))
     assert [number for number, _ in called] == [4, 1, 3, 2, 0]
     assert all(at - start_at >= delays[number] - EARLY_S for number, at in called)
@@ -193,10 +199,14 @@ async def test_a_call_that_sets_calls_does_not_keep_the_loop_to_itself():
 
 async def test_a_call_that_fails_stops_no_other():
     ticker = Ticker()
-    reported: list[dict] = []
+    reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     called: list[int] = []
-    ticker.call_at(0.0, lambda: 1 / 0)
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    ticker.call_at(0.0, fail)
     ticker.call_at(0.0, lambda: called.append(1))
     await until(lambda: called)
     assert isinstance(reported[0]["exception"], ZeroDivisionError)
