@@ -9,6 +9,7 @@ from aiohttp import web
 from core import EngineConfig
 from gateway.backends.local import open_local_backend
 from gateway.backends.scripted import Script
+from gateway.commands.request_table import request_table
 from tests.gateway.commands.running import at_terminal, clean_environment, command, tidegate
 from tests.gateway.serving import ask, chat_body, scripted, serving
 
@@ -60,6 +61,27 @@ async def test_a_live_view_goes_on_until_ctrl_c():
             assert (await ask(server, chat_body())).status == 200
             await asyncio.to_thread(terminal.wait_for, "p50 ")
             assert await asyncio.to_thread(terminal.interrupt_until_it_ends) == 0
+
+
+async def test_a_pipe_gets_one_frame_after_another():
+    async with scripted() as (server, _):
+        process = await asyncio.create_subprocess_exec(
+            *command("top", "--every", "0.05", "--url", server.url), env=clean_environment({}), stdout=-1
+        )
+        num_frames = 0
+        async with asyncio.timeout(60):
+            while num_frames < 3:
+                num_frames += (await process.stdout.readline()).startswith(b"tidegate http")
+        process.terminate()
+        await process.communicate()
+
+
+def test_a_table_shows_so_many_and_no_control_characters() -> None:
+    live = [{"request_id": f"{n:032x}", "session_id": "\x1b[2Jx", "queued_s": 1.25} for n in range(30)]
+    table = request_table(live)
+    assert table.row_count == 20
+    assert table.caption == "and 10 more"
+    assert "\x1b" not in "".join(str(cell) for column in table.columns for cell in column.cells)
 
 
 @pytest.mark.parametrize(
