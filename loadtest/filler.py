@@ -19,8 +19,12 @@ MIN_WORDS = 64
 """Fewer make different segments begin alike by chance, which a prefix cache would find."""
 
 
+MAX_KEPT = 64 << 20
+"""Characters."""
+
+
 class Filler:
-    """Words and a nonce. Immutable; `text` is a pure function of both and its arguments."""
+    """Words and a nonce. `text` depends on both and its arguments alone; what it made it may keep."""
 
     def __init__(self, words: Sequence[str] = WORDS, *, nonce: str = "") -> None:
         """Raises PlanInvalid for words that are too few or not different."""
@@ -30,6 +34,8 @@ class Filler:
             )
         self._words = tuple(f" {word}" for word in words)
         self._nonce = nonce
+        self._texts: dict[tuple[str, int], str] = {}
+        self._num_kept = 0
 
     @property
     def nonce(self) -> str:
@@ -37,11 +43,24 @@ class Filler:
 
     def text(self, segment_id: str, num_tokens: int) -> str:
         """So many words, each with a space before it. A shorter text is the beginning of a longer one."""
+        kept = self._texts.get((segment_id, num_tokens))
+        if kept is not None:
+            return kept
         key = f"{len(self._nonce)}:{self._nonce}:{segment_id}".encode()
         # An extendable-output hash: asking for more bytes leaves the first ones as they were.
         stream = hashlib.shake_128(key).digest(4 * num_tokens)
         words, number = self._words, len(self._words)
-        return "".join([words[value % number] for value in memoryview(stream).cast("I")])
+        text = "".join([words[value % number] for value in memoryview(stream).cast("I")])
+        self._keep(segment_id, num_tokens, text)
+        return text
+
+    def _keep(self, segment_id: str, num_tokens: int, text: str) -> None:
+        """A history is asked for again with every turn: making it anew would hold up the client's loop."""
+        self._num_kept += len(text)
+        if self._num_kept > MAX_KEPT:
+            self._texts.clear()
+            self._num_kept = len(text)
+        self._texts[segment_id, num_tokens] = text
 
 
 def messages(

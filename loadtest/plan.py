@@ -8,7 +8,8 @@ A plan is JSON lines, one request each, plain or gzipped:
 A segment is a run of filler text: the same id is the same text wherever it stands, so every server
 sees the same sharing, whatever its tokenizer. Exactly one of `at_s`, `at_unit` and `after` says when:
 seconds from the start, units of 1/rate from the start, or `delay_s` after the END of other requests'
-answers (all of them, where a list is given). A prompt is system segments, then user and assistant
+answers (all of them, where a list is given). A first line `{"notes": ["..."]}` may say what was done to
+the original. A prompt is system segments, then user and assistant
 ones; it begins and ends with a user's.
 """
 
@@ -77,8 +78,16 @@ MAX_ID = 200
 MAX_FILE_BYTES = 1 << 30
 """Unpacked. A plan is made in memory, and a gzip file of a megabyte can hold more than that."""
 
+NOTES_START = '{"notes"'
+
 _ROLES = re.compile("s*u([ua]*u)?")
 """Many chat templates refuse anything else, or take a last assistant message as one to go on with."""
+
+
+class _Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan's first line, where it has one."""
+
+    notes: tuple[str, ...]
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,16 +141,24 @@ def parse_plan(text: str, source: str, *, name: str = "") -> Plan:
     decoder = msgspec.json.Decoder(_Line)
     requests: list[PlannedRequest] = []
     numbers: list[int] = []
+    notes: tuple[str, ...] = ()
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
+            if number == 1 and line.startswith(NOTES_START):
+                notes = msgspec.json.decode(line, type=_Notes).notes
+                continue
             requests.append(decoder.decode(line).request())
         except msgspec.DecodeError as error:
             raise PlanInvalid(f"{source}, line {number}: {error}") from error
         numbers.append(number)
     return _checked(
-        name or source, requests, where=lambda index: f"{source}, line {numbers[index]}", whole=source
+        name or source,
+        requests,
+        where=lambda index: f"{source}, line {numbers[index]}",
+        whole=source,
+        notes=notes,
     )
 
 
@@ -162,11 +179,9 @@ def plan_of(name: str, requests: Iterable[PlannedRequest], *, notes: Sequence[st
 
 
 def dump_plan(plan: Plan, path: Path) -> None:
-    """Write a plan so that `load_plan` gives the same requests again; gzipped where the name ends in .gz.
-
-    Notes are not in the file: whoever made the plan says them.
-    """
-    text = b"".join(_canonical(request) + b"\n" for request in plan.requests)
+    """Write a plan so that `load_plan` gives all but its name again; gzipped where the path ends in .gz."""
+    head = msgspec.json.encode(_Notes(plan.notes)) + b"\n" if plan.notes else b""
+    text = head + b"".join(_canonical(request) + b"\n" for request in plan.requests)
     # Without a time stamp the same plan is the same file.
     path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 

@@ -1,7 +1,7 @@
 """Our own plans, looked at as traces: starts as if answers took no time, a unit of `at_unit` a second."""
 
 from loadtest.ideal import in_order, start_times
-from loadtest.plan import Plan, parse_plan
+from loadtest.plan import NOTES_START, Plan, parse_plan
 from loadtest.traces import Trace, TraceRequest
 
 
@@ -9,7 +9,9 @@ class Planned:
     name = "planned"
 
     def fits(self, first_line: str) -> bool:
-        return first_line.startswith("{") and '"segments"' in first_line
+        return first_line.startswith(NOTES_START) or (
+            first_line.startswith("{") and '"segments"' in first_line
+        )
 
     def read(self, text: str, source: str) -> Trace:
         return trace_of(parse_plan(text, source))

@@ -47,6 +47,13 @@ def test_all_words_are_used_about_equally() -> None:
     assert max(counts) < 110
 
 
+def test_what_is_kept_is_bounded_and_changes_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.filler.MAX_KEPT", 500)
+    small, names = Filler(nonce="n"), [f"s{n}" for n in range(20)]
+    assert [small.text(name, 30) for name in names * 2] == [Filler(nonce="n").text(n, 30) for n in names * 2]
+    assert sum(map(len, small._texts.values())) <= 500
+
+
 def test_too_few_words_or_one_twice_are_refused() -> None:
     with pytest.raises(PlanInvalid, match="there are 63 different words; 64 or more"):
         Filler(WORDS[:63])

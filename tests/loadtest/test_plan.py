@@ -48,6 +48,20 @@ def test_a_plan_written_and_read_again_is_the_same(path: Path, ending: str, tmp_
     assert again.name == "again"
 
 
+def test_notes_are_written_and_read_and_are_not_part_of_the_hash(tmp_path: Path) -> None:
+    noted = plan_of("test", [request()], notes=["bursts spread", "tokens x 0.5"])
+    dump_plan(noted, tmp_path / "noted.jsonl")
+    again = load_plan(tmp_path / "noted.jsonl")
+    assert again.notes == noted.notes
+    assert again.sha256 == noted.sha256 == plan(request()).sha256
+
+
+def test_notes_of_another_kind_are_refused() -> None:
+    for line in ({"notes": "one"}, {"notes": [], "more": 1}):
+        assert refused(line, LINE).startswith("some.jsonl, line 1: ")
+    assert refused(LINE, {"notes": []}).startswith("some.jsonl, line 2: ")
+
+
 def test_after_may_be_one_id_or_several() -> None:
     lines = (
         LINE,

@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.errors import PlanInvalid
 from loadtest.ideal import ideal_hit
-from loadtest.plan import load_plan
+from loadtest.plan import dump_plan, load_plan, plan_of
 from loadtest.reuse import reuse_of
 from loadtest.traces import read_trace, trace_format_names
 from tests.loadtest.plans import PLANS, TRACES
@@ -73,6 +73,14 @@ def test_a_plan_read_as_a_trace_has_the_same_ideal_hit(path: Path) -> None:
     reuse = reuse_of([request.parts or () for request in trace.requests], times, block_tokens=1)
     assert reuse.ideal == pytest.approx(ideal_hit(plan).share(), abs=0.002)
     assert reuse.num_prompt_tokens == sum(request.num_prompt_tokens for request in plan.requests)
+
+
+def test_a_plan_with_notes_is_seen_as_a_plan_and_keeps_them(tmp_path: Path) -> None:
+    noted = plan_of("x", load_plan(PLANS[0]).requests, notes=["scaled"])
+    dump_plan(noted, tmp_path / "noted.plan.jsonl")
+    trace = read_trace(tmp_path / "noted.plan.jsonl")
+    assert trace.format == "planned"
+    assert trace.notes[0] == "scaled"
 
 
 @pytest.mark.parametrize(
