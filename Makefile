@@ -28,7 +28,7 @@ READY_DEV := $(VENV)/.dev-$(KEY)
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check \
 	--constraint constraints-dev.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: serve test test-thorough soak check lint format model bench wheel-test coverage clean help
+.PHONY: serve test test-thorough soak check lint format model bench claims wheel-test coverage clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -67,6 +67,10 @@ bench: $(READY_DEV) model
 	@for name in $(or $(NAME),$(BENCHMARKS)); do \
 		echo "== $$name"; $(BIN)/python -m tests.benchmarks.bench_$$name $(ARGS) || exit 1; \
 	done
+
+# The field's claims against their baselines on this machine, idle: a table, build/claims/claims.json and a plot.
+claims: $(READY_DEV) model
+	$(BIN)/python -m tests.benchmarks.claims $(ARGS)
 
 # Builds the wheel, installs it into an environment of its own and streams a chat from it.
 wheel-test: $(READY_DEV) model

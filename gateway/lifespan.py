@@ -27,6 +27,9 @@ from tokenization import TokenizationError
 FLUSH_TIMEOUT_S = 5.0
 """After the last generation has ended: how long its client may take to read the rest."""
 BACKLOG = 1024
+SWITCH_INTERVAL_S = 0.0005
+"""A thread that encodes a long prompt hands the interpreter back to the loop so often; Python's own 5 ms
+would be a stall that every stream sees."""
 
 OpenBackend = Callable[[ServerConfig], AbstractAsyncContextManager[Backend]]
 
@@ -45,6 +48,7 @@ def serve(
         explain: words a failure as the user knows things, options by the names they were set by.
     """
     configure_logging(level=config.log_level, log_format=config.log_format)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         sock = bind(config.host, config.port)
     except OSError as error:
