@@ -45,7 +45,7 @@ def tpot_s(steps: list[Step]) -> float:
     return (timed[-1].offset_s - timed[0].offset_s) / (sum(step.num_tokens for step in timed) - 1)
 
 
-async def post(server: MockServer, path: str, body: object, *, method="POST") -> tuple[int, dict[str, Any]]:
+async def post(server: MockServer, path: str, body: object, *, method="POST") -> tuple[int, Any]:
     def ask() -> tuple[int, bytes]:
         data = None if method == "GET" else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", data=data, method=method)
