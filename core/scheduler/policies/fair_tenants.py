@@ -4,12 +4,14 @@ Each tenant has a counter of the weighted tokens it was given, and the lowest is
 back is lifted to the lowest of those who wait, so that idleness earns no credit; nobody's share is
 kept free for it meanwhile. While two tenants wait without a break, their counters stay within
 
-    U = max(PREFILL_WEIGHT * longest prompt, OUTPUT_WEIGHT * tokens that running requests may generate)
+    U = PREFILL_WEIGHT * longest prompt + OUTPUT_WEIGHT * tokens that running requests may generate
 
-of each other, and what they get in any interval differs by at most 2 U.
+of each other: a tenant is the lowest when its request is admitted, and rises by no more than that before
+another is. What two get in any such interval differs by at most 2 U.
 
 Source: VTC, "Fairness in Serving Large Language Models" (OSDI'24, arXiv 2401.00588), algorithm 2 and
-theorem 4.4. Ours charges computed prompt tokens in full and cached ones by a tenth of that.
+theorem 4.4, where U is written for a whole batch. Ours charges computed prompt tokens in full and
+cached ones by a tenth of that.
 """
 
 from collections.abc import Iterator
