@@ -8,6 +8,7 @@ import msgspec
 import typer
 import uvloop
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from loadtest.arrivals import DEFAULT_CV, Process
@@ -23,6 +24,7 @@ from loadtest.metrics import SLO
 from loadtest.mock.script import MockOptions
 from loadtest.mock.server import serve_mock
 from loadtest.plan import Plan, dump_plan, load_plan
+from loadtest.replay import ReplayOptions, replay
 from loadtest.report import Report, read_report, write_json
 from loadtest.runner import History
 from loadtest.table import print_report
@@ -88,6 +90,7 @@ _Turns = Annotated[int | None, _option("workloads: calls of each session", "N")]
 _Scale = Annotated[float, _option("workloads: times their tokens", "X")]
 _TimeScale = Annotated[float, _option("workloads: times their pauses", "X")]
 _MaxContext = Annotated[int, _option("workloads: longest prompt and answer", "N")]
+_TraceFormat = Annotated[str, _option(f"one of {', '.join(trace_format_names())} [seen from it]", "NAME")]
 _Share = Annotated[float, _option("workloads: share of prompts in common", "X")]
 
 
@@ -159,9 +162,7 @@ def compare_command(
 def characterise_command(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="a trace or a plan, plain or gzipped")],
     *,
-    trace_format: Annotated[
-        str, _option(f"one of {', '.join(trace_format_names())} [seen from the file]", "NAME")
-    ] = "",
+    trace_format: _TraceFormat = "",
     bytes_per_token: Annotated[int, _option("of KV", "N")] = Machine().bytes_per_token,
     block_tokens: Annotated[int, _option("tokens per KV block", "N")] = Machine().block_tokens,
     kv_bytes: Annotated[int, _option("of the KV pool", "N")] = Machine().kv_bytes,
@@ -183,7 +184,7 @@ def characterise_command(
     character = characterise(read_trace(trace, format_name=trace_format), machine)
     table = Table(show_header=False, box=None)
     for what, figures in describe(character):
-        table.add_row(what, figures)
+        table.add_row(what, escape(figures))
     Console().print(table)
 
 
@@ -217,7 +218,29 @@ def plan_command(
     seed: _Seed = 0,
 ) -> None:
     """Write a workload as a plan file."""
-    made = find_workload(workload).build(_workload_options(dict(locals())))
+    _write_plan(find_workload(workload).build(_workload_options(dict(locals()))), out)
+
+
+@app.command("replay")
+def replay_command(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="a trace, plain or gzipped")],
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="gzipped where it ends in .gz")],
+    *,
+    trace_format: _TraceFormat = "",
+    scale: Annotated[float, _option("times its tokens", "X")] = 1.0,
+    time_scale: Annotated[float, _option("times its arrivals and pauses", "X")] = 1.0,
+    max_requests: Annotated[int | None, _option("the first so many; whole sessions", "N")] = None,
+    max_context: Annotated[int, _option("longest prompt and answer", "N")] = 131_072,
+    seed: Annotated[int, _option("of spreading its clock's bursts", "N")] = 0,
+) -> None:
+    """Write a trace as a plan file: its arrivals, sharing and pauses, at another size."""
+    options = ReplayOptions(
+        scale=scale, time_scale=time_scale, max_requests=max_requests, max_context=max_context, seed=seed
+    ).validated()
+    _write_plan(replay(read_trace(trace, format_name=trace_format), options), out)
+
+
+def _write_plan(made: Plan, out: Path) -> None:
     try:
         dump_plan(made, out)
     except OSError as error:
