@@ -48,7 +48,7 @@ class PromptEncoder:
             self.check_token_ids((token_id,), param=f"logit_bias.{token_id}", place="")
         self.check_token_ids(request.stop_token_ids, param="stop_token_ids")
         if request.messages:
-            return [await self.encode_messages(request.messages, tenant=request.tenant)]
+            return [await self.encode_messages(request.messages, tenant=request.cache_namespace.decode())]
         return await self.encode_prompts(request.prompts, param="prompt")
 
     async def encode_messages(
