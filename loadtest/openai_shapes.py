@@ -32,11 +32,11 @@ def ask_fields(ask: Ask, prompt: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
 
 
-class _PromptDetails(msgspec.Struct):
+class _PromptDetails(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class UsageShape(msgspec.Struct):
+class UsageShape(msgspec.Struct, gc=False):
     """`usage`, as it stands in an event."""
 
     prompt_tokens: int | None = None
@@ -46,7 +46,7 @@ class UsageShape(msgspec.Struct):
     """DeepSeek's name."""
 
 
-class TimingsShape(msgspec.Struct):
+class TimingsShape(msgspec.Struct, gc=False):
     """llama.cpp's `timings`: `prompt_n` leaves the cached tokens out, `cache_n` counts them."""
 
     cache_n: int | None = None

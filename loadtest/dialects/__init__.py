@@ -33,7 +33,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """The user's own body fields. They win over the others; None takes a field away."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Token counts as the server tells them; None where it does not."""
 
     num_prompt_tokens: int | None = None
@@ -41,7 +41,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int | None = None
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class Reading(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one event of a stream said."""
 
     text: str = ""

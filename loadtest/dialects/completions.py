@@ -8,12 +8,12 @@ from loadtest.dialects import Ask, Dialect, Reading
 from loadtest.openai_shapes import TimingsShape, UsageShape, ask_fields, read_error, read_usage
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     text: str | None = None
     finish_reason: str | None = None
 
 
-class _Chunk(msgspec.Struct):
+class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: UsageShape | None = None
     timings: TimingsShape | None = None
