@@ -15,9 +15,7 @@ ones; it begins and ends with a user's.
 
 import gzip
 import hashlib
-import io
 import re
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -25,6 +23,7 @@ from typing import Literal
 import msgspec
 
 from loadtest.errors import PlanInvalid
+from loadtest.text_files import json_lines, read_text
 
 Role = Literal["system", "user", "assistant"]
 
@@ -75,8 +74,6 @@ MAX_TOKENS = 10_000_000
 """Of one prompt, and of one answer."""
 MAX_SECONDS = 30 * 86_400.0
 MAX_ID = 200
-MAX_FILE_BYTES = 1 << 30
-"""Unpacked. A plan is made in memory, and a gzip file of a megabyte can hold more than that."""
 
 NOTES_START = '{"notes"'
 
@@ -138,20 +135,16 @@ def parse_plan(text: str, source: str, *, name: str = "") -> Plan:
     Raises:
         PlanInvalid: naming source, line, field and bound.
     """
-    decoder = msgspec.json.Decoder(_Line)
     requests: list[PlannedRequest] = []
     numbers: list[int] = []
     notes: tuple[str, ...] = ()
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            if number == 1 and line.startswith(NOTES_START):
-                notes = msgspec.json.decode(line, type=_Notes).notes
-                continue
-            requests.append(decoder.decode(line).request())
-        except msgspec.DecodeError as error:
-            raise PlanInvalid(f"{source}, line {number}: {error}") from error
+    first, _, rest = text.partition("\n")
+    skipped = 0
+    if first.startswith(NOTES_START):
+        ((_, head),) = json_lines(first, _Notes, source)
+        notes, text, skipped = head.notes, rest, 1
+    for number, line in json_lines(text, _Line, source, first=1 + skipped):
+        requests.append(line.request())
         numbers.append(number)
     return _checked(
         name or source,
@@ -184,28 +177,6 @@ def dump_plan(plan: Plan, path: Path) -> None:
     text = head + b"".join(_canonical(request) + b"\n" for request in plan.requests)
     # Without a time stamp the same plan is the same file.
     path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
-
-
-def read_text(path: Path) -> str:
-    """A text file, plain or gzipped.
-
-    Raises:
-        PlanInvalid: it cannot be read, is no UTF-8, or is too large.
-    """
-    try:
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
-                raw = file.read(MAX_FILE_BYTES + 1)
-        if len(raw) > MAX_FILE_BYTES:
-            raise PlanInvalid(f"{path} holds more than {MAX_FILE_BYTES} bytes")
-        return raw.decode()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise PlanInvalid(f"{path} is not a whole gzip file: {error}") from error
-    except OSError as error:
-        raise PlanInvalid(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise PlanInvalid(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
 def answer_segments(plan: Plan) -> dict[str, str]:

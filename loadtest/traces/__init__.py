@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from loadtest.errors import PlanInvalid
-from loadtest.plan import read_text
+from loadtest.text_files import read_text
 
 Clock = Literal["wall", "session"]
 """One clock for all, or one for each session that begins with it."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from loadtest.errors import PlanInvalid
+from loadtest.text_files import json_lines
 from loadtest.traces import Parts, Trace, TraceRequest
 
 BLOCK_TOKENS = 512
@@ -28,16 +28,9 @@ class Mooncake:
         return first_line.startswith("{") and '"hash_ids"' in first_line and '"timestamp"' in first_line
 
     def read(self, text: str, source: str) -> Trace:
-        decoder = msgspec.json.Decoder(_Line)
         blocks: dict[int, tuple[str, int]] = {}
         requests = []
-        for number, line in enumerate(text.splitlines(), 1):
-            if not line.strip():
-                continue
-            try:
-                told = decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise PlanInvalid(f"{source}, line {number}: {error}") from error
+        for _, told in json_lines(text, _Line, source):
             requests.append(
                 TraceRequest(
                     session=None,

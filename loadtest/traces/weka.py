@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from loadtest.errors import PlanInvalid
+from loadtest.text_files import json_lines
 from loadtest.traces import Trace, TraceRequest
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -37,14 +38,11 @@ class Weka:
         return first_line.startswith("{") and '"block_size"' in first_line and '"requests"' in first_line
 
     def read(self, text: str, source: str) -> Trace:
-        decoder = msgspec.json.Decoder(_Session)
         requests: list[TraceRequest] = []
-        for number, line in enumerate(text.splitlines(), 1):
-            if not line.strip():
-                continue
+        for number, session in json_lines(text, _Session, source):
             try:
-                requests.extend(_SessionReader(decoder.decode(line)).read())
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                requests.extend(_SessionReader(session).read())
+            except msgspec.ValidationError as error:
                 raise PlanInvalid(f"{source}, line {number}: {error}") from error
         return Trace(name=source, format=self.name, clock="session", requests=tuple(requests))
 

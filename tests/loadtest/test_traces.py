@@ -113,6 +113,8 @@ def test_a_plan_with_notes_is_seen_as_a_plan_and_keeps_them(tmp_path: Path) -> N
             '{"id": "a", "block_size": 64, "requests": [{"t": 1}]}',
             r"line 1: Object missing required field `in`",
         ),
+        ('{"timestamp": 0, "hash_ids": [], "x": ' + "[" * 9_999, r"line 1: nested too deep"),
+        ('{"id": "a", "block_size": 64, "requests": [{"t": ' + "[" * 9_999, r"line 1: nested too deep"),
         ('{"id": "r", "segments": []}', r"line 1: Object missing required field `session`"),
     ],
 )
