@@ -72,13 +72,26 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool = False
 
 
+def check_history(plan: Plan, history: History) -> None:
+    """
+    Raises:
+        PlanInvalid: live answers have no place in the plan.
+    """
+    if history == "live" and not answer_segments(plan) and any(request.after for request in plan.requests):
+        raise PlanInvalid(
+            f"plan {plan.name} marks no recorded answers (role assistant), so live ones have no place: "
+            "use --history recorded"
+        )
+
+
 class Bodies:
     """Request bodies, made ahead of their time as far as memory allows."""
 
     def __init__(
         self, plan: Plan, *, filler: Filler, options: RunOptions, encode: Callable[[Ask], bytes]
     ) -> None:
-        """Raises PlanInvalid where live history is asked for and the plan marks no answers."""
+        """Raises PlanInvalid where `check_history` does."""
+        check_history(plan, options.history)
         self._filler = filler
         self._options = options
         self._encode = encode
@@ -90,11 +103,6 @@ class Bodies:
         if options.history == "live":
             for segment_id, request_id in answer_segments(plan).items():
                 self._segments_of.setdefault(request_id, []).append(segment_id)
-            if not self._segments_of and any(request.after for request in plan.requests):
-                raise PlanInvalid(
-                    f"plan {plan.name} marks no recorded answers (role assistant), so live ones have no "
-                    "place: use --history recorded"
-                )
 
     def make(self, request: PlannedRequest) -> bytes:
         """The body, from memory or made now. Live history needs the answers first: make it after `learn`."""
