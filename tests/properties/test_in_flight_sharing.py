@@ -1,6 +1,7 @@
 """Requests whose prompts begin alike: what they share is computed once, whoever is lost on the way."""
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from tests.properties.simulation import VOCAB_SIZE, Simulation, greedy
 SYSTEM_PROMPT = [1, 2, 3, 4, 5, 6] * 10
 
 
-def roomy(**options: int) -> Simulation:
+def roomy(**options: Any) -> Simulation:
     return Simulation(**{"num_blocks": 400, "block_size": 4, "max_step_tokens": 64, **options})
 
 

@@ -61,8 +61,7 @@ def test_any_order_of_taking_and_giving_back_loses_no_block(seed):
     runs: list[list[int]] = []
     for _ in range(120):
         if runs and choose.random() < 0.45:
-            first, count = runs.pop(choose.randrange(len(runs)))
-            pool.release(first, count)
+            pool.release(*runs.pop(choose.randrange(len(runs))))
         elif runs and choose.random() < 0.3:
             run = choose.choice(runs)
             if pool.extend(run[0] + run[1], 1):
