@@ -313,11 +313,11 @@ class Engine:
         Args:
             request_id: the caller's name, as given to `generate`; what was never here gives nothing.
         """
-        return self._recorder.books.explain(request_id, at=monotonic())
+        return self._recorder.explain(request_id, at=monotonic())
 
     def live_requests(self) -> tuple[Explanation, ...]:
         """The same of all unfinished requests, oldest first."""
-        return self._recorder.books.live(at=monotonic())
+        return self._recorder.live(at=monotonic())
 
     async def _run(self) -> None:
         """The loop. Its end, for whatever reason, ends every stream."""

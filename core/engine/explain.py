@@ -73,7 +73,7 @@ class Account:
     """The books of one request. `begin` and `end` enclose each turn that has it in its step."""
 
     __slots__ = (
-        "at", "caller_id", "in_turn", "nearest", "num_decoded_tokens", "num_equal_tokens",
+        "at", "caller_id", "in_turn", "is_open", "nearest", "num_decoded_tokens", "num_equal_tokens",
         "num_preemptions", "num_prefilled_tokens", "num_reached_tokens", "num_recomputed_tokens",
         "num_steps", "request", "seconds", "stall_share", "state", "submitted_at", "traced",
     )  # fmt: skip
@@ -96,6 +96,7 @@ class Account:
         self.num_prefilled_tokens = self.num_decoded_tokens = self.num_recomputed_tokens = 0
         self.num_equal_tokens: int | None = None
         self.nearest: Writer = (None, "")
+        self.is_open = True
         self.traced = -1
         """The state that the trace shows; -1: none."""
 
@@ -128,8 +129,18 @@ class Account:
         self.num_decoded_tokens += num_tokens - num_lost - num_new
         self.state = PREFILLING if num_lost or num_new else DECODING
         self.num_steps += 1
+        self.num_preemptions = self.request.num_preemptions
         self.in_turn = True
         return num_new, num_lost
+
+    def add_cruise(self, *, own_s: float, stalled_s: float, num_turns: int, until: float) -> None:
+        """Book turns with one generated token each, which others have added up."""
+        self.seconds[DECODING] += own_s
+        self.seconds[STALLED] += stalled_s
+        self.num_steps += num_turns
+        self.num_decoded_tokens += num_turns
+        self.num_reached_tokens += num_turns
+        self.at = max(self.at, until)
 
     def end(self, at: float) -> None:
         """Book its turn."""
@@ -214,6 +225,7 @@ class RequestBooks:
 
     def close(self, engine_id: str, reason: FinishReason, *, at: float) -> Account:
         account = self._live.pop(engine_id)
+        account.is_open = False
         explanation = account.explain(at, reason)
         self._finished.append(explanation)
         for state, seconds in enumerate(account.seconds_until(at)):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from core.engine.cruise import Cruise
 from core.engine.explain import (
     DECODING,
     PREFILLING,
@@ -18,7 +19,7 @@ from core.engine.lag import LagProbe
 from core.engine.stats import EngineStats, StepLog, StepStats, count_tokens
 from core.engine.trace import Trace
 from core.request import FinishReason, Request, TokenOutput
-from core.scheduler.plan import StepPlan, StepResult
+from core.scheduler.plan import PlannedTokens, StepPlan, StepResult
 from core.scheduler.stats import SchedulerStats
 
 SHOWN_STATES = {QUEUED: "queued", PREFILLING: "prefill", DECODING: "decode", STALLED: "stalled"}
@@ -41,18 +42,21 @@ class Turn:
     """When the executor was given the plan, and when it had answered."""
     computed_at: float = 0.0
     accounts: list[Account] = field(default_factory=list)
+    """Those that do not cruise."""
+    num_tokens: int = 0
     num_prefill_tokens: int = 0
     num_recomputed_tokens: int = 0
 
     @property
     def num_decode_tokens(self) -> int:
-        return self.plan.num_tokens - self.num_prefill_tokens - self.num_recomputed_tokens
+        return self.num_tokens - self.num_prefill_tokens - self.num_recomputed_tokens
 
 
 class Recorder:
     """Sees every turn and every request once. Touched by the event loop alone; its clock is an argument.
 
-    Per turn it costs O(1) for each request of the step; per request once a walk down the prefix tree.
+    A turn costs a look at each item of its plan, and O(1) for each that does not just decode as it did
+    in the turn before; a request costs a walk down the prefix tree, once.
     """
 
     def __init__(self, *, find_nearest: FindNearest, block_size: int, trace: Trace | None = None) -> None:
@@ -64,6 +68,7 @@ class Recorder:
         self._trace = trace
         self._writers: dict[int, Writer] = {}
         """Block -> its newest writer. No larger than the pool."""
+        self._cruise = Cruise()
         self._turn_ended_at: float | None = None
 
     def submitted(self, request: Request, caller_id: str, *, at: float) -> None:
@@ -81,6 +86,8 @@ class Recorder:
 
     def ended(self, engine_id: str, reason: FinishReason, *, at: float) -> None:
         self.log.num_finished[reason] += 1
+        if engine_id in self._cruise:
+            self._cruise.leave(engine_id)
         account = self.books.close(engine_id, reason, at=at)
         trace = self._trace
         if trace is None:
@@ -106,25 +113,53 @@ class Recorder:
         """A plan was made. What the loop did since the last turn counts with this one."""
         if self._turn_ended_at is not None:
             began_at = self._turn_ended_at
+        else:
+            self._stop_cruising(self._cruise)
         self._turn_ended_at = None
         turn = Turn(plan, began_at=began_at, scheduled_at=scheduled_at)
-        prefilling: list[tuple[Account, int]] = []
-        books, accounts = self.books, turn.accounts
+        cruise, size = self._cruise, self._block_size
+        others = [item for item in plan.items if item.request_id not in cruise or len(item.token_ids) != 1]
+        if len(plan.items) - len(others) != len(cruise):
+            cruising = {item.request_id for item in plan.items} - {item.request_id for item in others}
+            self._stop_cruising(engine_id for engine_id in tuple(cruise) if engine_id not in cruising)
         for item in plan.items:
-            account = books[item.request_id]
-            if account.at < began_at or account.num_steps == 0:
-                self._admit(account, began_at)
-            num_tokens, first = len(item.token_ids), item.first_position
-            num_new, num_lost = account.begin(first, num_tokens)
-            accounts.append(account)
+            if item.first_position % size == 0:  # the others' chunks are seen below, wherever they begin
+                self._remember_writer(self.books[item.request_id], item.first_position, num_tokens=1)
+        turn.num_tokens = len(cruise)
+        self._take_in(turn, others)
+        return turn
+
+    def _stop_cruising(self, engine_ids: Iterable[str]) -> None:
+        for engine_id in tuple(engine_ids):
+            self._cruise.leave(engine_id)
+
+    def _take_in(self, turn: Turn, items: Iterable[PlannedTokens]) -> None:
+        """Those of a turn that do not cruise: what kind their tokens are, and whose time the step's is."""
+        prefilling: list[tuple[Account, int]] = []
+        for item in items:
+            account = self.books[item.request_id]
+            if account.at < turn.began_at or account.num_steps == 0:
+                self._admit(account, turn.began_at)
+            num_tokens = len(item.token_ids)
+            num_new, num_lost = account.begin(item.first_position, num_tokens)
+            turn.accounts.append(account)
+            turn.num_tokens += num_tokens
             if num_new or num_lost:
                 turn.num_prefill_tokens += num_new
                 turn.num_recomputed_tokens += num_lost
                 prefilling.append((account, num_new + num_lost))
-            if num_tokens > 1 or first % self._block_size == 0:
-                self._remember_writer(account, first, first + num_tokens)
-        self._share_out(turn, prefilling)
-        return turn
+            if num_tokens > 1:
+                self._remember_writer(account, item.first_position, num_tokens=num_tokens)
+        num_all = turn.num_prefill_tokens + turn.num_recomputed_tokens
+        self._cruise.begin(stall_share=num_all / turn.num_tokens)
+        for account in turn.accounts:
+            account.stall_share = num_all / turn.num_tokens
+        for account, num_own in prefilling:
+            account.stall_share = (num_all - num_own) / turn.num_tokens
+        if self._trace is not None:
+            for account in turn.accounts:
+                is_kept = account.state == DECODING and account.stall_share > 0.5
+                self._show(account, STALLED if is_kept else account.state, max(account.at, turn.began_at))
 
     def end(
         self,
@@ -137,9 +172,12 @@ class Recorder:
     ) -> None:
         """The turn's tokens are delivered, or its failure is."""
         self._turn_ended_at = at
+        self._cruise.end(at, began_at=turn.began_at)
         for account in turn.accounts:
-            if account.at < at:
+            if account.in_turn:
                 account.end(at)
+                if account.state == DECODING and account.is_open and self._trace is None:
+                    self._cruise.join(account)
         step = _step_stats(
             turn, result, outputs=outputs, scheduler=scheduler, at=at, loop_lag_s=self.lag.take()
         )
@@ -148,7 +186,18 @@ class Recorder:
             self._draw(turn, step, at)
 
     def explain(self, request_id: str, *, at: float) -> tuple[Explanation, ...]:
+        """All requests that their caller named so, oldest first."""
+        self._update()
         return self.books.explain(request_id, at=at)
+
+    def live(self, *, at: float) -> tuple[Explanation, ...]:
+        """All that have not ended, oldest first."""
+        self._update()
+        return self.books.live(at=at)
+
+    def _update(self) -> None:
+        for engine_id in tuple(self._cruise):
+            self._cruise.update(engine_id)
 
     def snapshot(self, scheduler: SchedulerStats, *, num_restarts: int) -> EngineStats:
         return self.log.snapshot(
@@ -167,25 +216,11 @@ class Recorder:
             if self._trace is not None:
                 self._show(account, state, waited_from)
 
-    def _remember_writer(self, account: Account, first: int, end: int) -> None:
+    def _remember_writer(self, account: Account, first: int, *, num_tokens: int) -> None:
         table, size = account.request.block_table, self._block_size
         writer = (account.caller_id, account.request.session_id)
-        for index in range(first // size, (end - 1) // size + 1):
+        for index in range(first // size, (first + num_tokens - 1) // size + 1):
             self._writers[table[index]] = writer
-
-    def _share_out(self, turn: Turn, prefilling: Iterable[tuple[Account, int]]) -> None:
-        """Say for each whose tokens the step's time goes to."""
-        num_tokens = turn.plan.num_tokens
-        num_all = turn.num_prefill_tokens + turn.num_recomputed_tokens
-        share = num_all / num_tokens
-        for account in turn.accounts:
-            account.stall_share = share
-        for account, num_own in prefilling:
-            account.stall_share = (num_all - num_own) / num_tokens
-        if self._trace is not None:
-            for account in turn.accounts:
-                is_kept = account.state == DECODING and account.stall_share > 0.5
-                self._show(account, STALLED if is_kept else account.state, max(account.at, turn.began_at))
 
     def _show(self, account: Account, state: int, at: float) -> None:
         """Change the state that a request's track shows."""

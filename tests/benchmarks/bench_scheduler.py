@@ -11,8 +11,9 @@ from array import array
 
 from core.cache.manager import KVCacheManager
 from core.cache.radix_tree import RadixTree
+from core.engine.recorder import Recorder
 from core.request import Request, SamplingParams
-from core.scheduler.plan import SampledTokens, StepPlan, StepResult
+from core.scheduler.plan import PlannedTokens, SampledTokens, StepPlan, StepResult
 from core.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16
@@ -24,6 +25,7 @@ def main() -> None:
     for num_running in (16, 64, 256):
         median_ms, p99_ms = decode_step_ms(num_running)
         print(f"schedule + update, {num_running:3d} running: median {median_ms:.3f} ms, p99 {p99_ms:.3f} ms")
+        print(f"recording it, {num_running:3d} running: median {recording_ms(num_running):.3f} ms")
     for num_tokens in (1000, 10_000, 100_000):
         print(f"match {num_tokens:6d} cached tokens: median {match_ms(num_tokens):.3f} ms")
     print(f"evict one of 10,000 leaves: median {evict_ms(10_000):.4f} ms")
@@ -54,6 +56,46 @@ def decode_step_ms(num_running: int) -> tuple[float, float]:
     gc.collect()
     times_s = sorted(_step_s(scheduler) for _ in range(NUM_STEPS))
     return statistics.median(times_s) * 1e3, times_s[int(len(times_s) * 0.99)] * 1e3
+
+
+def recording_ms(num_running: int) -> float:
+    """What a step's numbers and its requests' times cost on top, without a trace."""
+    recorder = Recorder(find_nearest=lambda _request: (0, None), block_size=BLOCK_SIZE)
+    sampling = SamplingParams(max_tokens=NUM_STEPS, seed=0)
+    block_table = array("i", range((CONTEXT_TOKENS + NUM_STEPS) // BLOCK_SIZE + 1))
+    requests = [
+        Request(
+            request_id=f"r{n}",
+            token_ids=array("i", [3] * CONTEXT_TOKENS),
+            num_prompt_tokens=CONTEXT_TOKENS,
+            sampling=sampling,
+            block_table=block_table,
+        )
+        for n in range(num_running)
+    ]
+    for request in requests:
+        recorder.submitted(request, request.request_id, at=0.0)
+    numbers = Scheduler(
+        KVCacheManager(8, BLOCK_SIZE),
+        max_step_tokens=8,
+        max_prefill_tokens=8,
+        max_running=8,
+        max_model_len=8,
+    ).stats()
+    times_s = []
+    for step_id in range(1, NUM_STEPS):
+        first = CONTEXT_TOKENS + step_id
+        items = tuple(
+            PlannedTokens(request_id=r.request_id, token_ids=(7,), first_position=first, block_table=b"")
+            for r in requests
+        )
+        plan = StepPlan(step_id=step_id, items=items)
+        result = StepResult(step_id=step_id, samples=())
+        start_s = time.thread_time()
+        turn = recorder.begin(plan, began_at=step_id, scheduled_at=step_id)
+        recorder.end(turn, result, outputs=(), scheduler=numbers, at=step_id + 1.0)
+        times_s.append(time.thread_time() - start_s)
+    return statistics.median(times_s) * 1e3
 
 
 def match_ms(num_tokens: int) -> float:

@@ -127,9 +127,9 @@ async def test_a_tenant_is_told_of_its_own_requests_only(default_model_path: Pat
 
 
 async def test_live_requests_are_listed_and_stand_in_top(default_model_path: Path) -> None:
-    async with served(default_model_path) as server, connected(server) as connection:
+    async with served(default_model_path, send_timeout_s=600.0) as server, connected(server) as connection:
         body = chat_body(
-            model="smollm2-135m", stream=True, max_tokens=400, ignore_eos=True, session_id="long[voyage]"
+            model="smollm2-135m", stream=True, max_tokens=3500, ignore_eos=True, session_id="long[voyage]"
         )
         connection.send(http_request(body))
         await connection.head()

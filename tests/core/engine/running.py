@@ -15,7 +15,9 @@ def greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0)
 
 
-def config(checkpoint: str = "fake:", *, executor: ExecutorKind = "thread", **options: float) -> EngineConfig:
+def config(
+    checkpoint: str = "fake:", *, executor: ExecutorKind = "thread", **options: float | str
+) -> EngineConfig:
     sizes = {
         "block_size": 4,
         "num_blocks": 64,

@@ -161,6 +161,42 @@ def test_an_idle_loop_stalls_nobody_and_a_busy_loops_own_time_counts_with_the_st
     assert times(bench.explain("late")) == pytest.approx((1.0, 0.0, 1.0, 0.0, 0.0))
 
 
+def test_decoding_on_and_on_books_every_turn_once_however_often_somebody_asks():
+    bench = Bench()
+    one, two = bench.submit("one"), bench.submit("two")
+    bench.turn((one, 0, 8), (two, 0, 8), takes=2.0)
+    for n in range(1, 6):
+        bench.turn((one, 7 + n, 1), (two, 7 + n, 1), takes=1.0)
+        assert times(bench.explain("one")) == pytest.approx((2.0 + n, 0.0, 1.0, n, 1.0))
+    newcomer = bench.submit("newcomer", num_prompt_tokens=20)
+    bench.turn((one, 13, 1), (two, 13, 1), (newcomer, 0, 6), takes=4.0)
+    assert times(bench.explain("two")) == pytest.approx((11.0, 0.0, 1.0, 6.0, 4.0))
+    turn = bench.begin((one, 14, 1), (two, 14, 1), (newcomer, 6, 14))
+    bench.now += 8.0
+    assert times(bench.explain("one")) == pytest.approx((19.0, 0.0, 1.0, 7.0, 11.0)), (
+        "in the middle of a step"
+    )
+    bench.recorder.ended("r2", FinishReason.ABORT, at=bench.now)
+    bench.now += 8.0
+    bench.recorder.end(turn, None, outputs=(), scheduler=NUMBERS, at=bench.now)
+    assert times(bench.explain("two")) == pytest.approx((19.0, 0.0, 1.0, 7.0, 11.0))
+    assert times(bench.explain("one")) == pytest.approx((27.0, 0.0, 1.0, 8.0, 18.0))
+    assert (bench.explain("one").num_steps, bench.explain("one").num_decoded_tokens) == (8, 7)
+    bench.turn((newcomer, 20, 1), takes=1.0)
+    assert times(bench.explain("one")) == pytest.approx((28.0, 0.0, 1.0, 8.0, 19.0))
+
+
+def test_after_a_pause_of_the_loop_the_running_ones_were_stalled():
+    bench = Bench()
+    request = bench.submit("a")
+    bench.turn((request, 0, 8), takes=1.0)
+    bench.turn((request, 8, 1), takes=1.0)
+    bench.recorder.idle()
+    bench.now += 5.0
+    bench.turn((request, 9, 1), takes=1.0)
+    assert times(bench.explain("a")) == pytest.approx((8.0, 0.0, 1.0, 2.0, 5.0))
+
+
 def test_one_that_leaves_in_the_middle_of_a_step_is_booked_until_then():
     bench = Bench()
     leaver, other = bench.submit("leaver"), bench.submit("other")
@@ -290,6 +326,9 @@ async def test_under_preemption_every_requests_states_add_up_to_its_life():
     assert stats.scheduler.num_preemptions > 0, "the pool was too large to test anything"
     assert stats.num_recomputed_tokens > 0
     assert sum(each.num_recomputed_tokens for each in found) == stats.num_recomputed_tokens
+    assert sum(each.num_prefilled_tokens for each in found) == stats.num_prefill_tokens
+    assert sum(each.num_decoded_tokens for each in found) == stats.num_decode_tokens
+    assert sum(each.num_steps for each in found) == stats.num_batched_requests
     for each in found:
         assert times(each)[0] == pytest.approx(sum(times(each)[1:]))
         assert min(times(each)) >= 0.0
