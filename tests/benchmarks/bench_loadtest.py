@@ -8,6 +8,7 @@ both processes share: so the client's error is known apart from the mock's laten
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import statistics
 import time
@@ -92,16 +93,43 @@ async def accuracy(url: str) -> None:
         print(f"    ITL off 20 ms by     {quantiles([abs(each - ITL_S) for each in gaps_s])}")
 
 
-async def own_error(url: str) -> None:
-    """Between the mock's write and the client's stamp. One stream at a time keeps the pairs in order."""
+async def lane(url: str, *, num: int) -> list[tuple[float, float]]:
+    """One request after the other: when the mock wrote each event, and when the client read it."""
     dialect = StampedChat()
-    errors: list[float] = []
+    pairs: list[tuple[float, float]] = []
     async with Client(url, dialect) as client:
-        for number in range(20):
+        for number in range(num):
             dialect.written_at.clear()
             record = await client.send(a_call(dialect, number, max_tokens=20, at=time.monotonic()))
-            errors += [b - a for a, b in zip(dialect.written_at, record.content_times, strict=True)]
-    print(f"  from the mock's write to the client's stamp: {quantiles(errors)}")
+            pairs += zip(dialect.written_at, record.content_times, strict=True)
+    return pairs
+
+
+async def own_error(url: str) -> None:
+    """Against what the mock really did: its lateness, and the machine's, are not the client's."""
+    for num in (1, 10):
+        async with asyncio.TaskGroup() as tasks:
+            lanes = [tasks.create_task(lane(url, num=20)) for _ in range(num)]
+        pairs = [task.result() for task in lanes]
+        delays = [read - written for each in pairs for written, read in each]
+        gaps = [
+            abs((d - b) - (c - a)) for each in pairs for (a, b), (c, d) in zip(each, each[1:], strict=False)
+        ]
+        print(f"  {num} streams at a time, against the times at which the mock wrote")
+        print(f"    a stamp is later by  {quantiles(delays)}")
+        print(f"    a gap is off by      {quantiles(gaps)}")
+
+
+async def busiest_second(ended: asyncio.Event) -> float:
+    """The client's largest CPU share of one second: the mean of a run includes its ramps."""
+    shares = [0.0]
+    while not ended.is_set():
+        at, cpu_s = time.monotonic(), time.process_time()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), 1.0)
+            break
+        shares.append((time.process_time() - cpu_s) / (time.monotonic() - at))
+    return max(shares)
 
 
 async def load(url: str, *, num: int, rate: float, seconds: float) -> None:
@@ -109,8 +137,13 @@ async def load(url: str, *, num: int, rate: float, seconds: float) -> None:
     gc.collect()
     gc.freeze()
     before = mock_stats(url)["cpu_s"]
-    with HealthMeter() as meter:
-        records = await send_all(url, find_dialect("chat"), num=num, max_tokens=max_tokens, over_s=4.0)
+    ended = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        busiest = tasks.create_task(busiest_second(ended))
+        with HealthMeter() as meter:
+            records = await send_all(url, find_dialect("chat"), num=num, max_tokens=max_tokens, over_s=4.0)
+        ended.set()
+    print(f"  client CPU in its busiest second: {busiest.result():.1%} of a core")
     report_load(records, meter.health(), url=url, mock_cpu_before_s=before)
 
 
@@ -151,6 +184,10 @@ def main() -> None:
             print("accuracy")
             uvloop.run(accuracy(url))
             uvloop.run(own_error(url))
+            late = [
+                f"{name} {mock_stats(url)[f'lateness_{name}_s'] * 1e3:.2f}" for name in ("p50", "p99", "max")
+            ]
+            print(f"  the mock itself was late by {'   '.join(late)} ms")
     print("load")
     with mock_process(MockOptions(ttft_s=1.0, itl_s=1.0 / options.rate)) as url:
         uvloop.run(load(url, num=options.streams, rate=options.rate, seconds=options.seconds))
