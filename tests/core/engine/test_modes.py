@@ -40,7 +40,7 @@ async def test_every_kind_of_reservation_gives_the_same_tokens_from_as_many_slot
     kind: KVReservation, slots: set[int]
 ) -> None:
     """30 tokens of prompt and 20 of output, in blocks of 4."""
-    options = config(kv_reservation=kind, prefix_cache=False, max_model_len=128)  # type: ignore[arg-type]
+    options = config(kv_reservation=kind, prefix_cache=False, max_model_len=128)
     output_ids: list[int] = []
     async with opened(options) as engine:
         async with engine.generate("a", tuple(range(30)), greedy(20)) as stream:
@@ -54,7 +54,7 @@ async def test_every_kind_of_reservation_gives_the_same_tokens_from_as_many_slot
 
 
 async def test_static_batching_and_whole_prompts_are_told_to_the_scheduler() -> None:
-    options = config(batching="static", chunked_prefill=False)  # type: ignore[arg-type]
+    options = config(batching="static", chunked_prefill=False)
     async with opened(options) as engine:
         prompts = [tuple(range(n, n + 50)) for n in range(3)]
         results = await asyncio.gather(*(collect(engine, prompt, greedy(5)) for prompt in prompts))
@@ -68,5 +68,5 @@ async def test_static_batching_and_whole_prompts_are_told_to_the_scheduler() -> 
 @pytest.mark.parametrize("kind", ["max", "power_of_two", "oracle"])
 async def test_reserved_kv_with_reuse_of_prefixes_is_refused_at_the_start(kind: str) -> None:
     with pytest.raises(ConfigError, match=f"kv_reservation is {kind}; .*set prefix_cache to false"):
-        async with opened(config(kv_reservation=kind)):  # type: ignore[arg-type]
+        async with opened(config(kv_reservation=kind)):
             pass
