@@ -13,6 +13,7 @@ import gc
 import statistics
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import uvloop
@@ -86,7 +87,7 @@ async def accuracy(url: str) -> None:
     for num, over_s in ((20, 20 * 0.6), (200, 12.0)):
         records = await send_all(url, find_dialect("chat"), num=num, max_tokens=20, over_s=over_s)
         ttft_s = [r.first_token_at - r.sent_at for r in records if r.first_token_at and r.sent_at]
-        gaps_s = [b - a for r in records for a, b in zip(r.content_times, r.content_times[1:], strict=False)]
+        gaps_s = [b - a for r in records for a, b in pairwise(r.content_times)]
         assert len(ttft_s) == num, [r.fault for r in records]
         print(f"  {num} requests over {over_s:g} s")
         print(f"    TTFT off 100 ms by   {quantiles([abs(each - TTFT_S) for each in ttft_s])}")
@@ -112,9 +113,7 @@ async def own_error(url: str) -> None:
             lanes = [tasks.create_task(lane(url, num=20)) for _ in range(num)]
         pairs = [task.result() for task in lanes]
         delays = [read - written for each in pairs for written, read in each]
-        gaps = [
-            abs((d - b) - (c - a)) for each in pairs for (a, b), (c, d) in zip(each, each[1:], strict=False)
-        ]
+        gaps = [abs((d - b) - (c - a)) for each in pairs for (a, b), (c, d) in pairwise(each)]
         print(f"  {num} streams at a time, against the times at which the mock wrote")
         print(f"    a stamp is later by  {quantiles(delays)}")
         print(f"    a gap is off by      {quantiles(gaps)}")
