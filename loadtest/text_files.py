@@ -30,7 +30,7 @@ def read_text(path: Path) -> str:
                 raw = file.read(MAX_FILE_BYTES + 1)
         if len(raw) > MAX_FILE_BYTES:
             raise PlanInvalid(f"{path} holds more than {MAX_FILE_BYTES} bytes")
-        return raw.decode()
+        return raw.decode("utf-8-sig")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise PlanInvalid(f"{path} is not a whole gzip file: {error}") from error
     except OSError as error:

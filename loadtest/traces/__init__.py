@@ -69,7 +69,7 @@ def read_trace(path: Path, *, format_name: str = "") -> Trace:
         PlanInvalid: it cannot be read, is of no known format, or a line is wrong.
     """
     text = read_text(path)
-    first = text.lstrip("\ufeff").split("\n", 1)[0]
+    first = text.split("\n", 1)[0]
     formats = [_format(name) for name in trace_format_names()]
     named = [each for each in formats if (each.name == format_name if format_name else each.fits(first))]
     if not named:

@@ -21,7 +21,7 @@ class Azure:
         return first_line.strip() == ",".join(COLUMNS)
 
     def read(self, text: str, source: str) -> Trace:
-        rows = csv.reader(text.lstrip("\ufeff").splitlines())
+        rows = csv.reader(text.splitlines())
         if (header := tuple(next(rows, ()))) != COLUMNS:
             raise PlanInvalid(f"{source}, line 1: the columns are {header}; they must be {COLUMNS}")
         requests: list[TraceRequest] = []

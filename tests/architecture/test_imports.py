@@ -36,7 +36,7 @@ CROSSINGS = {("core.config", "core.errors")}
 PLUG_IN_FOLDERS = (
     "core/models", "core/attention", "core/quantization/kernels", "core/scheduler/policies",
     "gateway/dialects", "gateway/parsers", "gateway/backends",
-    "loadtest/dialects", "loadtest/workloads", "loadtest/servers",
+    "loadtest/dialects", "loadtest/workloads", "loadtest/servers", "loadtest/traces",
 )  # fmt: skip
 
 TORCH_FREE = (

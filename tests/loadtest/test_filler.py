@@ -14,9 +14,10 @@ from gateway.backends.local import open_local_backend
 from loadtest.dialects import Message
 from loadtest.errors import PlanInvalid
 from loadtest.filler import Filler, messages
+from loadtest.plan import load_plan
 from loadtest.words import WORDS
 from tests.gateway.serving import serving
-from tests.loadtest.plans import request
+from tests.loadtest.plans import PLANS, request
 
 
 @given(st.text(max_size=8), st.text(min_size=1, max_size=8), st.integers(1, 60), st.integers(0, 60))
@@ -86,6 +87,14 @@ def test_a_later_turn_begins_with_the_messages_of_the_one_before() -> None:
     first = request("r0", ("s", 3, "system"), ("q0", 4))
     later = request("r1", *map(msgspec.structs.astuple, first.segments), ("a0", 5, "assistant"), ("q1", 1))
     assert messages(later, filler)[:2] == messages(first, filler)
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.name)
+def test_no_history_is_sent_twice_and_none_is_left_out(path: Path) -> None:
+    filler = Filler()
+    for asked in load_plan(path).requests:
+        words = sum(len(message.text.split()) for message in messages(asked, filler))
+        assert words == asked.num_prompt_tokens
 
 
 def test_live_answers_stand_in_place_of_recorded_ones() -> None:

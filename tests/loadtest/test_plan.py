@@ -4,13 +4,17 @@ import gzip
 import json
 import math
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadtest.errors import PlanInvalid
 from loadtest.plan import MAX_TOKENS, answer_segments, dump_plan, load_plan, parse_plan, plan_of
+from loadtest.traces import read_trace
 from tests.loadtest.plans import PLANS, plan, request
 
 LINE: dict[str, Any] = {"id": "r0", "session": "s0", "segments": [["a", 10]], "max_tokens": 8, "at_s": 0}
@@ -180,10 +184,50 @@ def test_a_number_that_is_none_is_refused_in_plans_made_by_code_too() -> None:
         plan(request(at_s=math.nan))
 
 
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["r0", "a"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from([*LINE, "after", "at_unit", "notes"]), JSON_VALUES), max_size=3)
+)
+def test_whatever_stands_in_a_plan_the_answer_is_a_plan_or_a_message(changes: list[dict[str, Any]]) -> None:
+    lines = [{**LINE, **change} if "notes" not in change else change for change in changes]
+    try:
+        read = parse_plan(text(*lines), "some.jsonl")
+    except PlanInvalid as error:
+        assert str(error).startswith("some.jsonl")
+    else:
+        assert 1 <= len(read.requests) <= len(lines)
+
+
+@given(st.text(max_size=60) | st.binary(max_size=60))
+def test_whatever_stands_in_a_file_the_answer_is_a_message(content: str | bytes) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "any"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
+        for read in (load_plan, read_trace):
+            with pytest.raises(PlanInvalid):
+                read(path)
+
+
 def test_an_empty_plan_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n\n")
     with pytest.raises(PlanInvalid, match=r"empty\.jsonl holds no request"):
         load_plan(tmp_path / "empty.jsonl")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    (tmp_path / "marked.jsonl").write_text(text(LINE), encoding="utf-8-sig")
+    assert len(load_plan(tmp_path / "marked.jsonl").requests) == 1
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
