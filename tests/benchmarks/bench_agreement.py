@@ -27,6 +27,7 @@ from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from loadtest.bench import Bench, TargetOptions, open_bench
+from loadtest.errors import LoadTestError
 from loadtest.filler import messages
 from loadtest.metrics import Measures, measure
 from loadtest.mock.script import MockOptions
@@ -243,4 +244,7 @@ if __name__ == "__main__":
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
-    uvloop.run(main(parser.parse_args()))
+    try:
+        uvloop.run(main(parser.parse_args()))
+    except LoadTestError as error:
+        sys.exit(str(error))
