@@ -71,6 +71,7 @@ class ExperimentOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name, value, low, high in bounds:
             if value is not None and not low <= value <= high:  # NaN fails too
                 raise PlanInvalid(f"{name} is {value:g}; it must be between {low:g} and {high:g}")
+        self.slo.validated()
         return self
 
 

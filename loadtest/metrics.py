@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from loadtest.errors import PlanInvalid
 from loadtest.percentiles import Distribution, distribution
 from loadtest.plan import Plan, PlannedRequest
 from loadtest.record import RequestRecord
@@ -26,6 +27,19 @@ class SLO(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: float | None = None
     session_s: float | None = None
     """From the first turn's intended start to the last answer's end."""
+
+    def validated(self) -> "SLO":
+        """Return self.
+
+        Raises:
+            PlanInvalid: naming the first limit that no server could meet.
+        """
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < math.inf:  # NaN fails too
+                option = f"--slo-{name.removesuffix('_s')}"
+                raise PlanInvalid(f"{option} is {value:g}; it must be more than 0 and finite")
+        return self
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtest.errors import PlanInvalid
 from loadtest.metrics import SLO, Measures, measure
 from loadtest.record import RequestRecord
 from tests.loadtest.record_factory import answered, failed, plan_for
@@ -99,6 +100,14 @@ def test_goodput_counts_from_the_intended_start() -> None:
 def test_each_part_of_an_slo_is_a_condition(slo: SLO, num_good: int) -> None:
     found = measured([even("r0"), even("r1", itl=0.2)], slo=slo)
     assert found.request_goodput.num_good == num_good
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("name", SLO.__struct_fields__)
+def test_a_limit_that_no_server_could_meet_is_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(PlanInvalid, match=f"--slo-{name.removesuffix('_s')} is"):
+        SLO(**{name: value}).validated()
+    assert SLO(**{name: 1.0}).validated() == SLO(**{name: 1.0})
 
 
 def test_token_goodput_counts_the_tokens_a_failure_was_asked_for() -> None:

@@ -1,3 +1,4 @@
+import contextlib
 import io
 import json
 import math
@@ -5,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from loadtest.errors import PlanInvalid
@@ -161,6 +164,20 @@ def test_bytes_that_are_no_report_are_refused(tmp_path: Path, data: bytes) -> No
     (tmp_path / "a.json").write_bytes(data)
     with pytest.raises(PlanInvalid):
         read_report(tmp_path / "a.json")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.floats(min_value=0.0, max_value=0.999), put=st.binary(max_size=4), cut=st.integers(0, 4))
+def test_a_damaged_file_is_read_or_refused_and_never_a_traceback(
+    tmp_path: Path, at: float, put: bytes, cut: int
+) -> None:
+    path = tmp_path / "a.json"
+    write_json(a_report(), path)
+    data = path.read_bytes()
+    where = int(at * len(data))
+    path.write_bytes(data[:where] + put + data[where + cut :])
+    with contextlib.suppress(PlanInvalid):
+        assert isinstance(read_report(path), Report)
 
 
 def test_a_file_that_is_not_there_or_cannot_be_written_is_named(tmp_path: Path) -> None:
