@@ -225,6 +225,15 @@ def test_an_empty_plan_is_refused(tmp_path: Path) -> None:
         load_plan(tmp_path / "empty.jsonl")
 
 
+def test_a_small_file_that_unpacks_to_a_large_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtest.text_files.MAX_FILE_BYTES", 10_000)
+    (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(b"\n" * 10_001))
+    with pytest.raises(PlanInvalid, match=r"bomb\.jsonl\.gz holds more than 10000 bytes"):
+        load_plan(tmp_path / "bomb.jsonl.gz")
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
     (tmp_path / "marked.jsonl").write_text(text(LINE), encoding="utf-8-sig")
     assert len(load_plan(tmp_path / "marked.jsonl").requests) == 1
