@@ -184,7 +184,7 @@ class Questions:
             )
             if record.num_cached_tokens is not None:
                 num_told += 1
-                num_found += max(0, record.num_cached_tokens - (overhead.first if overhead else 0))
+                num_found += max(0, record.num_cached_tokens - max(0, overhead.first if overhead else 0))
         return ControlHit(hit=num_found / (num_told * CONTROL_TOKENS) if num_told else None)
 
 

@@ -1,6 +1,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,10 @@ from loadtest.words import WORDS
 from tests.loadtest.plans import request
 from tests.loadtest.record_factory import answered
 
-QUICK = {"ttft_s": 0.001, "itl_s": 0.001}
+
+def quick(**changes: Any) -> MockOptions:
+    """A mock that answers at once."""
+    return MockOptions(**{"ttft_s": 0.002, "itl_s": 0.001, **changes})
 
 
 @asynccontextmanager
@@ -75,13 +79,13 @@ async def test_only_the_shapes_that_a_plan_has_are_asked_for():
 
 
 async def test_token_length_drift_the_templates_tokens_are_unknown_without_usage():
-    async with questions_to(MockOptions(usage="never", **QUICK)) as questions:
+    async with questions_to(quick(usage="never")) as questions:
         assert await questions.overhead(Filler(), with_system=True, with_turns=True) is None
         assert await questions.words_by_usage(WORDS) is None
 
 
 async def test_a_cold_cache_passes_the_control():
-    async with questions_to(MockOptions(**QUICK)) as questions:
+    async with questions_to(quick()) as questions:
         overhead = await questions.overhead(Filler(), with_system=False, with_turns=False)
         control = await questions.control(Filler(nonce="n"), overhead=overhead)
     assert control.hit is not None
@@ -90,14 +94,14 @@ async def test_a_cold_cache_passes_the_control():
 
 
 async def test_warm_cache_a_server_that_finds_what_nobody_asked_is_void():
-    async with questions_to(MockOptions(cached="warm", **QUICK)) as questions:
+    async with questions_to(quick(cached="warm")) as questions:
         control = await questions.control(Filler(nonce="n"), overhead=None)
     (reason,) = control.void_reasons()
     assert "the cache is warm or the server miscounts" in reason
 
 
 async def test_warm_cache_the_same_text_again_is_noticed():
-    async with questions_to(MockOptions(**QUICK)) as questions:
+    async with questions_to(quick()) as questions:
         await questions.control(Filler(nonce="n"), overhead=None)
         again = await questions.control(Filler(nonce="n"), overhead=None)
         fresh = await questions.control(Filler(nonce="another"), overhead=None)
@@ -113,7 +117,7 @@ async def test_what_the_template_shares_is_no_hit():
 
 
 async def test_unknown_is_not_zero_a_server_that_tells_no_cached_tokens_is_not_cold():
-    async with questions_to(MockOptions(cached="silent", **QUICK)) as questions:
+    async with questions_to(quick(cached="silent")) as questions:
         control = await questions.control(Filler(nonce="n"), overhead=None)
     assert control == ControlHit(hit=None)
 
@@ -160,6 +164,6 @@ async def test_a_wrong_key_is_not_asked_again_and_again():
 
 
 async def test_a_failure_before_the_run_names_the_server_and_the_fault():
-    async with questions_to(MockOptions(fail="cut", **QUICK)) as questions:
+    async with questions_to(quick(fail="cut")) as questions:
         with pytest.raises(TargetUnusable, match=r"failed a question before the run \(cut\)"):
             await questions.find_options(Filler())

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,9 +18,15 @@ from loadtest.mock.script import MockOptions
 from loadtest.mock.server import running_mock
 from loadtest.plan import Plan
 from loadtest.report import Report
+from tests.gateway.serving import scripted
 from tests.loadtest.plans import plan, request
 
-QUICK = {"ttft_s": 0.002, "itl_s": 0.001}
+
+def quick(**changes: Any) -> MockOptions:
+    """A mock that answers at once."""
+    return MockOptions(**{"ttft_s": 0.002, "itl_s": 0.001, **changes})
+
+
 ANY_CLIENT = HealthBounds(max_cpu_share=1000.0, max_lag_p99_s=1000.0)
 """Mock and client share a loop here, on a machine that may be busy: its health is not what is tested."""
 CALM = ExperimentOptions(rate=1000.0, bounds=ANY_CLIENT)
@@ -65,7 +72,7 @@ async def measured(
     options: ExperimentOptions = CALM,
     *,
     log: Log | None = None,
-    **changes: object,
+    **changes: Any,
 ) -> Report:
     async with mocks(mock) as (url,):
         target = msgspec.structs.replace(TargetOptions(url=url, num_warm_ups=2, calibrate=False), **changes)
@@ -74,7 +81,7 @@ async def measured(
 
 
 async def test_a_run_is_three_repeats_of_everything_and_not_void():
-    report = await measured(sharing(), MockOptions(**QUICK))
+    report = await measured(sharing(), quick())
     assert report.void_reasons == ()
     assert len(report.repeats) == 3
     assert all(repeat.measures.num_succeeded == 4 for repeat in report.repeats)
@@ -84,7 +91,7 @@ async def test_a_run_is_three_repeats_of_everything_and_not_void():
 
 
 async def test_warm_cache_repeats_never_find_what_earlier_ones_left():
-    report = await measured(sharing(), MockOptions(**QUICK))
+    report = await measured(sharing(), quick())
     nonces = [repeat.nonce for repeat in report.repeats]
     assert len(set(nonces)) == 3
     hits = {repeat.measures.hits.num_cached_tokens for repeat in report.repeats}
@@ -94,58 +101,67 @@ async def test_warm_cache_repeats_never_find_what_earlier_ones_left():
 
 
 async def test_warm_cache_a_server_that_hits_what_is_new_makes_the_run_void():
-    report = await measured(alone(), MockOptions(cached="warm", **QUICK))
+    report = await measured(alone(), quick(cached="warm"))
     assert any("the cache is warm" in reason for reason in report.void_reasons)
     assert any(reason.startswith("repeat 1: ") for reason in report.void_reasons), "its own plan is a control"
 
 
 async def test_hit_rate_misread_a_server_that_says_nothing_is_unknown_and_noted():
-    report = await measured(sharing(), MockOptions(cached="silent", **QUICK))
+    report = await measured(sharing(), quick(cached="silent"))
     assert report.void_reasons == ()
     assert report.repeats[0].measures.hits.hit is None
     assert any("hits are unknown" in note for note in report.notes)
 
 
-async def test_token_length_drift_beyond_the_bound_makes_the_run_void():
-    """Each word is one token to the mock, so a bound of nothing is passed by one token's rounding alone."""
-    report = await measured(sharing(), MockOptions(**QUICK))
+async def test_token_length_drift_the_plans_tokens_and_the_templates_are_told_apart():
+    report = await measured(sharing(), quick())
     drift = report.repeats[0].measures.drift
     assert drift.share == pytest.approx(0.0, abs=1e-9)
     assert drift.num_counted - drift.num_overhead == 280
 
 
+async def test_token_length_drift_a_server_of_other_tokens_makes_the_run_void():
+    """Our gateway's scripted backend: its usage is of its script, whatever it was asked."""
+    async with scripted() as (gateway, _):
+        target = TargetOptions(url=gateway.url, num_warm_ups=0, calibrate=False)
+        (report,) = await run_experiment([alone()], [target], CALM, watcher=Log().watcher())
+    assert report.target.server == "tidegate"
+    assert sum("it did other work" in reason for reason in report.void_reasons) == 3
+    assert any("words could not be checked" in note for note in report.notes)
+
+
 async def test_client_is_the_bottleneck_a_client_beyond_its_bounds_makes_the_run_void():
     options = msgspec.structs.replace(CALM, bounds=HealthBounds(max_cpu_share=0.0, max_lag_p99_s=1000.0))
-    report = await measured(alone(), MockOptions(**QUICK), options)
+    report = await measured(alone(), quick(), options)
     assert all("of a core" in reason for reason in report.void_reasons)
     assert len(report.void_reasons) == 3
 
 
 async def test_fewer_repeats_than_three_are_noted():
-    report = await measured(alone(), MockOptions(**QUICK), msgspec.structs.replace(CALM, num_repeats=1))
+    report = await measured(alone(), quick(), msgspec.structs.replace(CALM, num_repeats=1))
     assert any("fewer than 3 repeats" in note for note in report.notes)
 
 
 async def test_a_server_that_only_fails_is_unusable_before_any_load():
     with pytest.raises(TargetUnusable, match="HTTP 503"):
-        await measured(alone(), MockOptions(fail="status", **QUICK))
+        await measured(alone(), quick(fail="status"))
 
 
 async def test_a_server_that_hangs_is_given_up_before_any_load():
     with pytest.raises(TargetUnusable, match="timeout"):
-        await measured(alone(), MockOptions(fail="hang", **QUICK), deadlines=Deadlines(idle_s=0.2))
+        await measured(alone(), quick(fail="hang"), deadlines=Deadlines(idle_s=0.2))
 
 
 async def test_a_key_is_asked_for_and_never_written_down():
     with pytest.raises(TargetUnusable, match="HTTP 401: give its key with --api-key"):
-        await measured(alone(), MockOptions(api_key="hush-hush", **QUICK))
-    report = await measured(alone(), MockOptions(api_key="hush-hush", **QUICK), api_key="hush-hush")
+        await measured(alone(), quick(api_key="hush-hush"))
+    report = await measured(alone(), quick(api_key="hush-hush"), api_key="hush-hush")
     assert b"hush-hush" not in msgspec.json.encode(msgspec.to_builtins(report))
 
 
 async def test_each_target_has_a_report_of_its_own():
     log = Log()
-    async with mocks(MockOptions(model="one", **QUICK), MockOptions(model="two", **QUICK)) as urls:
+    async with mocks(quick(model="one"), quick(model="two")) as urls:
         targets = [TargetOptions(url=url, num_warm_ups=0, calibrate=False) for url in urls]
         options = msgspec.structs.replace(CALM, num_repeats=1)
         reports = await run_experiment([alone()], targets, options, watcher=log.watcher())
@@ -170,7 +186,7 @@ async def test_a_stopped_run_reports_what_there_is_and_is_void():
         if "repeat 2" in name:
             stop.set()
 
-    async with mocks(MockOptions(**QUICK)) as (url,):
+    async with mocks(quick()) as (url,):
         (report,) = await run_experiment(
             [alone()],
             [TargetOptions(url=url, num_warm_ups=0, calibrate=False)],
@@ -190,11 +206,11 @@ async def test_the_expected_time_is_said_and_too_long_a_plan_is_refused_or_cut()
     with pytest.raises(
         PlanInvalid, match=r"3 repeats are expected to take .* above --max-seconds 3: .*--shrink"
     ):
-        await measured(some, MockOptions(**QUICK), options, log=log, calibrate=True)
+        await measured(some, quick(), options, log=log, calibrate=True)
     assert any(line.startswith("expected: ") for line in log.lines)
     cut = await measured(
         some,
-        MockOptions(**QUICK),
+        quick(),
         msgspec.structs.replace(options, shrink=True, num_repeats=1),
         calibrate=True,
     )
@@ -204,7 +220,7 @@ async def test_the_expected_time_is_said_and_too_long_a_plan_is_refused_or_cut()
 
 async def test_the_slos_and_all_options_stand_in_the_report():
     options = msgspec.structs.replace(CALM, slo=SLO(ttft_s=100.0, tpot_s=100.0), num_repeats=1)
-    report = await measured(alone(), MockOptions(**QUICK), options, concurrency=2)
+    report = await measured(alone(), quick(), options, concurrency=2)
     assert report.slo.ttft_s == 100.0
     assert report.repeats[0].measures.request_goodput.num_good == 4
     assert report.options["concurrency"] == 2
@@ -214,7 +230,7 @@ async def test_the_slos_and_all_options_stand_in_the_report():
 
 async def test_completions_are_measured_as_chats_are():
     report = await measured(
-        sharing(), MockOptions(**QUICK), msgspec.structs.replace(CALM, num_repeats=1), dialect="completions"
+        sharing(), quick(), msgspec.structs.replace(CALM, num_repeats=1), dialect="completions"
     )
     assert report.target.dialect == "completions"
     assert report.repeats[0].measures.num_succeeded == 4
@@ -232,4 +248,4 @@ async def test_completions_are_measured_as_chats_are():
 )
 async def test_an_option_out_of_its_bounds_is_refused_by_name(changes, says):
     with pytest.raises(PlanInvalid, match=says):
-        await measured(alone(), MockOptions(**QUICK), msgspec.structs.replace(CALM, **changes))
+        await measured(alone(), quick(), msgspec.structs.replace(CALM, **changes))
