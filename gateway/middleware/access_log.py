@@ -7,7 +7,7 @@ from gateway.keys import RECORD
 from gateway.middleware import Handler
 
 _log = structlog.get_logger("gateway.access")
-_QUIET_PATHS = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+_QUIET_PATHS = frozenset({"/livez", "/readyz", "/health", "/metrics", "/v1/explain"})
 
 
 @web.middleware

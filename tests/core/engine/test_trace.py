@@ -2,13 +2,16 @@
 
 import asyncio
 import io
+import signal
+import subprocess
+import sys
 from time import monotonic
 
 import pytest
 
 from core import ConfigError
 from core.engine.trace import Trace
-from tests.core.engine.running import assert_sound, collect, config, greedy, opened, wait_for
+from tests.core.engine.running import assert_sound, collect, config, greedy, opened
 from tests.core.engine.traces import check_trace, read_cut_off, read_whole, states_of
 
 
@@ -60,12 +63,26 @@ async def test_preempted_requests_queue_again_on_their_track(tmp_path):
     assert any(states_of(events, f"r{n}").count("queued") > 1 for n in range(1, 9))
 
 
-async def test_what_a_killed_server_leaves_opens_too(tmp_path):
-    path = tmp_path / "trace.json"
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tests.core.engine.running import collect, config, greedy, opened, wait_for
+
+async def main(path):
     async with opened(config(trace=str(path))) as engine:
         await collect(engine, range(1, 20), greedy(4))
         await wait_for(lambda: b"step 4" in path.read_bytes())
-        events = read_cut_off(path)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+def test_what_a_killed_process_leaves_opens_too(tmp_path):
+    path = tmp_path / "trace.json"
+    ended = subprocess.run([sys.executable, "-c", KILLED, path], check=False, timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    events = read_cut_off(path)
     check_trace(events)
     assert states_of(events, "r1") == ["queued", "prefill", "decode"]
 
