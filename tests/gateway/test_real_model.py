@@ -59,7 +59,7 @@ async def test_the_official_client_streams_a_chat_from_the_real_model(default_mo
         assert whole.usage is not None
         assert whole.usage.completion_tokens == usage.completion_tokens
         assert whole.usage.prompt_tokens_details is not None
-        # The second time all that the first wrote into whole blocks is found, but for the prompt's last token.
+        # The second time all that the first left in whole blocks is found, but for the last token.
         written = (usage.prompt_tokens + usage.completion_tokens - 1) // 16 * 16
         assert whole.usage.prompt_tokens_details.cached_tokens == min(usage.prompt_tokens - 1, written)
 

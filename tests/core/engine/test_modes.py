@@ -32,6 +32,16 @@ async def test_equal_prompts_that_arrive_together_are_computed_once(executor: Ex
     assert stats.num_computed_tokens == 4 * (71 + 3) - stats.num_hit_tokens
 
 
+@pytest.mark.parametrize("executor", get_args(ExecutorKind))
+async def test_rows_of_a_block_that_begins_alike_are_copied_by_the_worker(executor: ExecutorKind) -> None:
+    async with opened(config(executor=executor)) as engine:
+        await collect(engine, tuple(range(20)), greedy(2))
+        outputs = await collect(engine, (*range(10), 90, 91), greedy(4))
+        await assert_sound(engine)
+    assert outputs[-1].num_cached_tokens == 10, "two blocks of four, and two rows of the third"
+    assert ids(outputs) == generate_alone((*range(10), 90, 91), greedy(4))
+
+
 @pytest.mark.parametrize(
     ("kind", "slots"),
     [("paged", {32, 36, 40, 44, 48, 52}), ("max", {128}), ("power_of_two", {32, 64}), ("oracle", {52})],
