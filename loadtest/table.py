@@ -1,6 +1,7 @@
 """A report as tables in a terminal. Unknown is "unknown", infinite is "failed"; neither is ever 0."""
 
 import math
+from typing import NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -36,21 +37,41 @@ def format_value(value: float | None, unit: Unit) -> str:
         return "unknown"
     if math.isinf(value):
         return "failed"
-    if unit == "s":
-        return f"{value * 1000:.1f} ms" if abs(value) < 1 else f"{value:.2f} s"
-    if unit == "share":
-        return f"{value * 100:.1f} %"
-    if unit == "bytes":
-        return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
-    return f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+    scale = _scale(value, unit)
+    number = _number(value, scale)
+    return f"{number} {scale.name}" if scale.name else number
 
 
 def format_figure(figure: Figure) -> str:
-    """The median with its interval, where there is one to speak of."""
+    """The median with its interval in the same unit, where there is one to speak of."""
     text = format_value(figure.median, figure.unit)
-    if figure.low is None or figure.low == figure.high:
+    if figure.median is None or figure.low is None or figure.high is None or figure.low == figure.high:
         return text
-    return f"{text} [{format_value(figure.low, figure.unit)}, {format_value(figure.high, figure.unit)}]"
+    # Among failures the lower end says in which unit to read.
+    scale = _scale(figure.low if math.isinf(figure.median) else figure.median, figure.unit)
+    return f"{text} [{_number(figure.low, scale)}, {_number(figure.high, scale)}]"
+
+
+class _Scale(NamedTuple):
+    """A unit that people read, how much of it one of ours is, and its decimals."""
+
+    name: str
+    factor: float
+    decimals: int
+
+
+def _scale(value: float, unit: Unit) -> _Scale:
+    if unit == "s":
+        return _Scale("ms", 1000, 1) if abs(value) < 1 else _Scale("s", 1, 2)
+    if unit == "share":
+        return _Scale("%", 100, 1)
+    if unit == "bytes":
+        return _Scale("GiB", 2**-30, 2) if value >= 2**30 else _Scale("MiB", 2**-20, 1)
+    return _Scale("", 1, 2 if abs(value) < 1000 else 0)
+
+
+def _number(value: float, scale: _Scale) -> str:
+    return "failed" if math.isinf(value) else f"{value * scale.factor:,.{scale.decimals}f}"
 
 
 def _headings(report: Report) -> list[RenderableType]:
@@ -68,7 +89,7 @@ def _headings(report: Report) -> list[RenderableType]:
 
 
 def _latency_table(report: Report) -> Table:
-    table = Table(title="latency: median over the repeats [interval]", title_justify="left")
+    table = Table(title=escape("latency: median over the repeats [interval]"), title_justify="left")
     table.add_column("figure")
     for column in _COLUMNS:
         table.add_column(column, justify="right")
@@ -81,7 +102,7 @@ def _latency_table(report: Report) -> Table:
 def _other_table(report: Report) -> Table:
     table = Table(title="work, reuse and cost", title_justify="left")
     table.add_column("figure")
-    table.add_column("median [interval]", justify="right")
+    table.add_column(escape("median [interval]"), justify="right")
     of_latency = {name for name in KINDS if name.rpartition(" ")[0] in LATENCIES}
     for name, figure in report.summary.items():
         if name not in of_latency:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from loadtest.errors import PlanInvalid
-from loadtest.figures import KINDS
+from loadtest.figures import KINDS, Figure
 from loadtest.memory import memory_of
 from loadtest.metrics import SLO
 from loadtest.report import SCHEMA, Report, plan_facts, read_report, write_json
 from loadtest.resources import Resources
 from loadtest.servers import ServerState
-from loadtest.table import format_value, print_report
+from loadtest.table import format_figure, format_value, print_report
 from tests.loadtest.record_factory import answered, failed, plan_for, report_of
 
 
@@ -101,6 +101,7 @@ def test_void_reasons_of_a_repeat_are_the_runs_too() -> None:
 
 def test_the_table_says_unknown_and_failed_in_words() -> None:
     text = printed(a_report())
+    assert "median over the repeats [interval]" in text
     assert "unknown" in text
     assert "failed]" in text
     assert "failures over all repeats: 1 http 500" in text
@@ -128,6 +129,22 @@ def test_markup_in_names_and_messages_is_printed_and_not_obeyed() -> None:
 )
 def test_values_read_as_people_write_them(value: float | None, unit: Any, text: str) -> None:
     assert format_value(value, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("figure", "text"),
+    [
+        (Figure(median=None, unit="s"), "unknown"),
+        (Figure(median=0.05, low=0.04, high=1.5, unit="s"), "50.0 ms [40.0, 1,500.0]"),
+        (Figure(median=0.05, low=0.05, high=0.05, unit="s"), "50.0 ms"),
+        (Figure(median=0.05, low=0.04, high=math.inf, unit="s"), "50.0 ms [40.0, failed]"),
+        (Figure(median=math.inf, low=0.04, high=math.inf, unit="s"), "failed [40.0, failed]"),
+        (Figure(median=math.inf, low=math.inf, high=math.inf, unit="s"), "failed"),
+        (Figure(median=0.5, low=0.25, high=0.75, unit="share"), "50.0 % [25.0, 75.0]"),
+    ],
+)
+def test_a_figure_has_its_interval_in_the_same_unit(figure: Figure, text: str) -> None:
+    assert format_figure(figure) == text
 
 
 def _broken(tmp_path: Path, change: Any) -> Path:
