@@ -53,39 +53,36 @@ class Client:
         return self._num_resent
 
     async def send(self, call: Call) -> RequestRecord:
-        """Send at once and read to the end. What the server does wrong is the record's fault."""
-        exchange = Exchange(call, self._dialect.read, self._deadlines)
-        head = self._head + b"%d\r\n\r\n" % len(call.body)
-        try:
-            connection = await self._connections.take()
-            if isinstance(connection, Fault):
-                exchange.fail(connection)
-                return exchange.record()
-            exchange.start(connection, head)
-            await exchange.done
-            record = exchange.record()
-            if connection.num_asked > 1 and _met_a_closing_line(record):
-                return await self._resend(call, head=head, first=record)
-            return record
-        finally:
-            exchange.release()
+        """Send at once and read to the end. What the server does wrong is the record's fault.
 
-    async def _resend(self, call: Call, *, head: bytes, first: RequestRecord) -> RequestRecord:
-        """Once, on a new connection; the first sending stays the one that counts.
-
-        Source: RFC 9112 section 9.3.1: a request without any answer on a reused line may be repeated.
+        A request that meets a reused line just being closed is sent once more, on a new line; the first
+        sending stays the one that counts.
+        Source: RFC 9112 section 9.3.1: without any answer on a reused line it may be repeated.
         """
-        self._num_resent += 1
+        record, was_reused = await self._attempt(call)
+        fault = record.fault
+        if was_reused and fault is not None and fault.kind == "cut" and not record.num_bytes:
+            self._num_resent += 1
+            record, _ = await self._attempt(call, sent_at=record.sent_at)
+        return record
+
+    async def _attempt(self, call: Call, *, sent_at: float | None = None) -> tuple[RequestRecord, bool]:
+        """The record, and whether its line had served before.
+
+        Args:
+            sent_at: of the attempt before, if there was one; then the line is a new one.
+        """
         exchange = Exchange(call, self._dialect.read, self._deadlines)
-        exchange.sent_at = first.sent_at
+        exchange.sent_at = sent_at
         try:
-            connection = await self._connections.take(fresh=True)
+            connection = await self._connections.take(fresh=sent_at is not None)
             if isinstance(connection, Fault):
                 exchange.fail(connection)
-                return exchange.record()
-            exchange.start(connection, head)
+                return exchange.record(), False
+            was_reused = connection.num_asked > 0
+            exchange.start(connection, self._head + b"%d\r\n\r\n" % len(call.body))
             await exchange.done
-            return exchange.record()
+            return exchange.record(), was_reused
         finally:
             exchange.release()
 
@@ -95,10 +92,6 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         """Every connection is closed; requests on their way end with a `cut`."""
         self._connections.close()
-
-
-def _met_a_closing_line(record: RequestRecord) -> bool:
-    return record.fault is not None and record.fault.kind == "cut" and record.num_bytes == 0
 
 
 def _head(path: str, *, host: str, api_key: str | None) -> bytes:

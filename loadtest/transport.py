@@ -7,6 +7,7 @@ HTTP libraries hand over a body some time after it was read. Here the stamp is t
 import asyncio
 import contextlib
 import resource
+import socket
 import ssl
 import time
 from typing import Protocol, cast
@@ -160,11 +161,6 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     @property
-    def num_bytes(self) -> int:
-        """Read since the last question."""
-        return self._num_bytes
-
-    @property
     def _is_writing(self) -> bool:
         """An answer that came before the question was sent is a refusal: its rest would be out of step."""
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
@@ -290,6 +286,7 @@ class Connections:
         self._idle: dict[Connection, None] = {}
         self._open: set[Connection] = set()
         self._hosts: list[str] = []
+        self._asking = asyncio.Lock()
         self.num_opened = 0
 
     async def take(self, *, fresh: bool = False) -> Connection | Fault:
@@ -342,10 +339,12 @@ class Connections:
 
     async def _resolved(self) -> list[str]:
         """Asked once: two thousand look-ups at once would wait for each other."""
-        if not self._hosts:
-            loop = asyncio.get_running_loop()
-            found = await loop.getaddrinfo(self._address.host, self._address.port, type=1)
-            self._hosts = list(dict.fromkeys(str(info[4][0]) for info in found))
+        async with self._asking:
+            if not self._hosts:
+                loop = asyncio.get_running_loop()
+                where = (self._address.host, self._address.port)
+                found = await loop.getaddrinfo(*where, type=socket.SOCK_STREAM)
+                self._hosts = list(dict.fromkeys(str(info[4][0]) for info in found))
         return self._hosts
 
 

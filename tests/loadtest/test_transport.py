@@ -238,6 +238,26 @@ async def test_a_dead_server_is_a_connect_fault_and_nothing_was_sent():
     assert record.num_bytes == 0
 
 
+async def test_a_name_with_several_addresses_is_asked_once_and_the_one_that_answers_is_kept(monkeypatch):
+    loop = asyncio.get_running_loop()
+    num_asked = 0
+
+    async def addresses(host, port, **_):
+        nonlocal num_asked
+        num_asked += 1
+        assert host == "server.test"
+        return [(2, 1, 6, "", (each, port)) for each in ("127.0.0.2", "127.0.0.1")]
+
+    async with raw_server(says(sized(WHOLE))) as server:
+        monkeypatch.setattr(loop, "getaddrinfo", addresses)
+        port = server.url.rpartition(":")[2]
+        async with Client(f"http://server.test:{port}", CHAT) as client:
+            async with asyncio.TaskGroup() as tasks:
+                sending = [tasks.create_task(client.send(a_call())) for _ in range(20)]
+            assert [task.result().fault for task in sending] == [None] * 20
+    assert num_asked == 1
+
+
 async def test_a_name_that_nobody_has_is_a_connect_fault():
     async with Client("http://no-such-host.invalid:80", CHAT) as client:
         record = await client.send(a_call())
