@@ -24,6 +24,8 @@ BOUND = 0.05
 MIN_PAIRS = 3
 """With fewer, an interval is too short to trust, and no verdict is given."""
 
+FAILURES = "failures"
+
 Verdict = Literal["better", "same", "worse", "unclear", "unknown"]
 
 
@@ -122,7 +124,8 @@ def comparison_table(comparison: Comparison) -> RenderableType:
         verdict = f"[{colour}]{ratio.verdict}[/{colour}]" if colour else ratio.verdict
         interval = f"{_format(ratio.low)} to {_format(ratio.high)}" if ratio.low is not None else ""
         pairs = f"{ratio.num_pairs}" + (f" ({ratio.num_unknown} unknown)" if ratio.num_unknown else "")
-        table.add_row(ratio.name, ratio.better, pairs, _format(ratio.ratio), interval, verdict)
+        told = f"{comparison.failed_more:+d}" if ratio.name == FAILURES else _format(ratio.ratio)
+        table.add_row(ratio.name, ratio.better, pairs, told, interval, verdict)
     warnings = [f"[yellow]{escape(text)}[/yellow]" for text in comparison.warnings]
     worse = ", ".join(ratio.name for ratio in comparison.regressions)
     closing = f"[bold red]regression: {escape(worse)}[/bold red]" if worse else "no regression"
@@ -210,7 +213,7 @@ def _errors(pairs: Sequence[tuple[Repeat, Repeat]]) -> Ratio:
     elif all(y < x for x, y in counts):
         verdict = "better"
     return Ratio(
-        name="failures",
+        name=FAILURES,
         better="lower",
         num_pairs=len(counts),
         num_unknown=0,
@@ -259,8 +262,7 @@ def _pass(repeat: Repeat) -> Pass:
 
 def _name(report: Report) -> str:
     target = report.target
-    version = target.server_version or "version unknown"
-    return f"{target.server} {version} at {target.url}, {target.model}, {report.started_at}"
+    return f"{target.described} at {target.url}, {target.model}, {report.started_at}"
 
 
 def _format(ratio: float | None) -> str:

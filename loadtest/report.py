@@ -83,6 +83,12 @@ class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
     server: str = "unknown"
     server_version: str | None = None
 
+    @property
+    def described(self) -> str:
+        """The server and its version, in words."""
+        name = "unknown server" if self.server == "unknown" else self.server
+        return f"{name}, {self.server_version or 'version unknown'}"
+
 
 class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The work. The same sha256 is the same work."""

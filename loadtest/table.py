@@ -76,13 +76,12 @@ def _number(value: float, scale: _Scale) -> str:
 
 def _headings(report: Report) -> list[RenderableType]:
     target, plan = report.target, report.plan
-    version = target.server_version or "version unknown"
     ideal = "unknown" if plan.ideal_hit is None else f"{plan.ideal_hit:.1%}"
     work = (
         f"[bold]{escape(plan.name)}[/bold]: {plan.num_requests} requests, {plan.num_sessions} sessions, "
         f"{plan.num_prompt_tokens:,} prompt tokens, ideal hit {ideal}; {len(report.repeats)} repeats"
     )
-    where = escape(f"{target.url} ({target.dialect}), model {target.model}, {target.server} {version}")
+    where = escape(f"{target.url} ({target.dialect}), model {target.model}, {target.described}")
     notes = [escape(f"note: {note}") for note in (*plan.notes, *report.notes)]
     reasons = [f"[bold red]VOID: {escape(reason)}[/bold red]" for reason in report.void_reasons]
     return [work, where, *notes, *reasons]

@@ -149,6 +149,7 @@ def test_the_table_names_the_regression() -> None:
     console.print(comparison_table(compare(report(1), report(50, ttft=1.5))))
     text = console.export_text()
     assert "regression: TTFT" in text
-    assert "unknown" in text
+    assert "unknown server, version unknown at http://127.0.0.1:1" in text
+    assert "+0" in text
     console.print(comparison_table(compare(report(1), report(50))))
     assert "no regression" in console.export_text()
