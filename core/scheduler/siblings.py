@@ -63,17 +63,19 @@ class Siblings:
             return None
         size = self._block_size
         most = (len(request.token_ids) - 1) // size * size
-        first_block = request.token_ids[:size]
         wanted = b""
         best: tuple[Request, int] | None = None
         for leader, _ in self._computing.values():
-            if not most or leader.namespace != request.namespace or leader.token_ids[:size] != first_block:
+            first = max(leader.num_computed_tokens // size * size, best[1] if best else 0)
+            end = first + size  # less than that in common is of no use, so this block is looked at first
+            if end > most or leader.token_ids[first:end] != request.token_ids[first:end]:
+                continue
+            if leader.namespace != request.namespace:
                 continue
             wanted = wanted or memoryview(request.token_ids)[:most].tobytes()
             num_common = num_common_tokens(memoryview(leader.token_ids)[:most].tobytes(), wanted)
-            num_shared = num_common // size * size
-            if num_shared > max(leader.num_computed_tokens, best[1] if best else 0):
-                best = leader, num_shared
+            if num_common >= end:
+                best = leader, num_common // size * size
         return best
 
     def hold(self, request: Request, leader: Request, num_shared_tokens: int) -> None:

@@ -12,9 +12,10 @@ from array import array
 from core.cache.manager import KVCacheManager
 from core.cache.radix_tree import RadixTree
 from core.engine.recorder import Recorder
-from core.request import Request, SamplingParams
+from core.request import Request, RequestStatus, SamplingParams
 from core.scheduler.plan import PlannedTokens, SampledTokens, StepPlan, StepResult
 from core.scheduler.scheduler import Scheduler
+from core.scheduler.siblings import Siblings
 
 BLOCK_SIZE = 16
 CONTEXT_TOKENS = 1000
@@ -29,6 +30,8 @@ def main() -> None:
     for num_tokens in (1000, 10_000, 100_000):
         print(f"match {num_tokens:6d} cached tokens: median {match_ms(num_tokens):.3f} ms")
     print(f"evict one of 10,000 leaves: median {evict_ms(10_000):.4f} ms")
+    print(f"find the likest of 10,000 sisters: median {nearest_ms(10_000):.4f} ms")
+    print(f"find a leader among 256 that begin alike: median {leader_ms(256):.3f} ms")
 
 
 def decode_step_ms(num_running: int) -> tuple[float, float]:
@@ -119,6 +122,47 @@ def evict_ms(num_leaves: int) -> float:
     for _ in range(num_leaves // 2):
         start_s = time.thread_time()
         tree.evict(1)
+        times_s.append(time.thread_time() - start_s)
+    return statistics.median(times_s) * 1e3
+
+
+def nearest_ms(num_sisters: int) -> float:
+    """Where a prompt parts from all that is cached inside a block: whom to copy from."""
+    tree = RadixTree(BLOCK_SIZE)
+    for n in range(num_sisters):
+        tree.insert(b"", array("i", [1] * (BLOCK_SIZE - 2) + [n, n]), [n])
+    times_s = []
+    for n in range(200):
+        wanted = array("i", [1] * (BLOCK_SIZE - 2) + [n * 37 % num_sisters, -1])
+        node, _, _ = tree.match(b"", wanted)
+        start_s = time.thread_time()
+        _, num_common = tree.nearest(node, wanted)
+        times_s.append(time.thread_time() - start_s)
+        assert num_common == BLOCK_SIZE - 1
+    return statistics.median(times_s) * 1e3
+
+
+def leader_ms(num_leaders: int) -> float:
+    """The head of the queue against all that compute the ends of prompts with the same 4,000 first tokens."""
+    siblings = Siblings(BLOCK_SIZE)
+    sampling = SamplingParams(max_tokens=1, seed=0)
+    requests = [
+        Request(
+            request_id=str(n),
+            token_ids=array("i", [1] * 4000 + [n] * 100),
+            num_prompt_tokens=4100,
+            sampling=sampling,
+            num_computed_tokens=4000,
+        )
+        for n in range(num_leaders + 1)
+    ]
+    for request in requests[1:]:
+        request.status = RequestStatus.RUNNING
+        siblings.lead(request)
+    times_s = []
+    for _ in range(50):
+        start_s = time.thread_time()
+        siblings.find_leader(requests[0])
         times_s.append(time.thread_time() - start_s)
     return statistics.median(times_s) * 1e3
 

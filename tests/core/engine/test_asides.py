@@ -55,7 +55,7 @@ async def test_siblings_share_the_prompt_that_the_first_computes(kind: ExecutorK
 async def test_a_sibling_goes_on_when_the_first_leaves() -> None:
     prompt = tuple(range(70))
     async with opened(config()) as engine:
-        async with engine.generate("a", prompt, greedy(5)) as leader:
+        async with engine.generate("a", prompt, greedy(5)):
             second = engine.generate("b", prompt, greedy(6))
             await second.__aenter__()
         assert ids([output async for output in second]) == generate_alone(prompt, greedy(6))
