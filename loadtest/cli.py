@@ -1,5 +1,6 @@
 """The `tidegate-loadtest` command."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_args
@@ -139,7 +140,7 @@ def run(
     _check_out(out, num_reports=len(plans) * len(target))
     reports = play(chosen, _targets(given), _experiment(given), console=Console(stderr=True))
     for report in reports:
-        print_report(report, Console())
+        print_report(report, _stdout())
     if out is not None:
         _write(reports, out)
     raise typer.Exit(EXIT_WORTHLESS if any(_is_worthless(report) for report in reports) else 0)
@@ -154,7 +155,7 @@ def compare_command(
 ) -> None:
     """Ratios of two reports of one plan. Exit code 1: B is worse by more than the bound and the noise."""
     comparison = compare(read_report(a), read_report(b), bound=bound)
-    Console().print(comparison_table(comparison))
+    _stdout().print(comparison_table(comparison))
     raise typer.Exit(comparison.exit_code)
 
 
@@ -185,7 +186,7 @@ def characterise_command(
     table = Table(show_header=False, box=None)
     for what, figures in describe(character):
         table.add_row(what, escape(figures))
-    Console().print(table)
+    _stdout().print(table)
 
 
 @app.command()
@@ -248,6 +249,11 @@ def _write_plan(made: Plan, out: Path) -> None:
     print(f"{out}: {len(made.requests)} requests, {made.sha256}")
     for note in made.notes:
         print(note)
+
+
+def _stdout() -> Console:
+    """A pipe or a file has no width of its own, and eighty columns break the tables."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 
 
 def _plan(name: str, options: WorkloadOptions) -> Plan:

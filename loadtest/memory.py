@@ -29,7 +29,8 @@ def memory_of(state: ServerState, *, peak: ServerState | None = None) -> Memory:
     full = peak or state
     other = waste = idle = None
     if state.server_bytes is not None and state.weights_bytes is not None and state.kv_pool_bytes is not None:
-        other = max(0, state.server_bytes - state.weights_bytes - state.kv_pool_bytes)
+        rest = state.server_bytes - state.weights_bytes - state.kv_pool_bytes
+        other = rest if rest >= 0 else None  # a pool that was never touched is not in the process yet
     if full.kv_live_bytes and full.kv_live_token_bytes is not None:
         waste = 1.0 - full.kv_live_token_bytes / full.kv_live_bytes
     if full.kv_pool_bytes and full.kv_live_bytes is not None and full.kv_cached_bytes is not None:

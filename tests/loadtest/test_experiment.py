@@ -178,6 +178,30 @@ def test_the_order_of_passes_is_random_each_once_a_repeat_and_the_same_for_a_see
     assert order != pass_order(4, num_repeats=50, seed=1)
 
 
+async def test_coordinated_omission_a_stall_of_the_server_shows_in_the_time_from_the_intended_start():
+    """One request at a time, each longer than the gap between them: those behind wait, and that counts."""
+    some = plan(
+        *(request(f"r{i}", (f"a{i}", 20), session=f"s{i}", max_tokens=3, at_s=0.02 * i) for i in range(20))
+    )
+    mock = quick(stall_after_tokens=1, stall_s=0.05, max_running=1)
+    report = await measured(some, mock, msgspec.structs.replace(CALM, num_repeats=1))
+    rows = report.repeats[0].rows
+    # The server needs 50 ms for each and they come every 20 ms: the last waits for all before it.
+    assert rows[-1].ttft_sched is not None
+    assert rows[-1].ttft_sched >= 19 * 0.05 - 19 * 0.02
+    assert report.repeats[0].measures.ttft_sched.p99 >= 0.5
+
+
+async def test_the_time_from_the_intended_start_is_the_other_and_the_wait_in_the_client():
+    some = plan(request("r0"), request("r1", session="x", at_s=0.05))
+    report = await measured(some, quick(ttft_s=0.2), msgspec.structs.replace(CALM, num_repeats=1))
+    for row in report.repeats[0].rows:
+        assert row.ttft is not None
+        assert row.ttft_sched is not None
+        assert row.sent_at is not None
+        assert row.ttft_sched == pytest.approx(row.ttft + (row.sent_at - row.scheduled_at))
+
+
 async def test_a_stopped_run_reports_what_there_is_and_is_void():
     stop, log = asyncio.Event(), Log()
 
