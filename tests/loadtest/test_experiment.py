@@ -189,7 +189,7 @@ async def test_coordinated_omission_a_stall_of_the_server_shows_in_the_time_from
     # The server needs 50 ms for each and they come every 20 ms: the last waits for all before it.
     assert rows[-1].ttft_sched is not None
     assert rows[-1].ttft_sched >= 19 * 0.05 - 19 * 0.02
-    assert report.repeats[0].measures.ttft_sched.p99 >= 0.5
+    assert (report.repeats[0].measures.ttft_sched.p99 or 0.0) >= 0.5
 
 
 async def test_the_time_from_the_intended_start_is_the_other_and_the_wait_in_the_client():
