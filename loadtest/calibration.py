@@ -97,6 +97,12 @@ async def _decode_speed(
             for i in range(num_streams)
         ]
     speeds = [speed for stream in streams if (speed := _stream_speed(stream.result())) is not None]
+    if (
+        not speeds and most > 1
+    ):  # too slow to show two tokens in that time: one stream has as long as it needs
+        message = Message("user", filler.text("decode-alone", _FIRST_PROMPT // 4))
+        alone = _stream_speed(await questions.ask([message], max_tokens=min(most, _STREAMS)))
+        return float("inf") if alone is None else alone / num_streams
     return sum(speeds) / len(speeds) if speeds else float("inf")
 
 

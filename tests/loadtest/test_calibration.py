@@ -35,6 +35,13 @@ async def test_calibration_leaves_a_server_that_decodes_for_longer_than_its_time
     assert 0 < speed.decode < math.inf
 
 
+async def test_a_server_too_slow_to_show_two_tokens_in_time_is_still_given_a_speed():
+    some = plan(request("r0", ("a", 16), max_tokens=100))
+    async with questions_to(MockOptions(ttft_s=0.3, itl_s=0.01)) as questions:
+        speed = await calibrate(questions, Filler(nonce="n"), plan=some, budget_s=0.2)
+    assert 0 < speed.decode < math.inf
+
+
 async def test_answers_of_one_token_have_no_decode_speed_and_cost_no_time():
     some = plan(request("r0", ("a", 16), max_tokens=1))
     async with questions_to(MockOptions(ttft_s=0.001)) as questions:
