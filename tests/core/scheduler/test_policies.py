@@ -246,7 +246,8 @@ def test_cached_tokens_cost_a_tenth_and_generated_ones_twice_as_much():
     queue = LeastAttained()
     for name in ("cached", "computed", "generated"):
         queue.push(request_named(name, session_id=name))
-    (*_,) = (queue.push(request_named(name + "2", session_id=name)) for name in ("cached", "computed"))
+    for name in ("cached", "computed"):
+        queue.push(request_named(name + "2", session_id=name))
     requests = {request.request_id: request for request in queue}
     for name in ("cached", "computed", "generated"):
         queue.remove(requests[name], admitted=True)
