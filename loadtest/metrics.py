@@ -7,7 +7,8 @@ None is "unknown": nobody said so, or nothing was there to be timed. It is never
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -164,7 +165,6 @@ def measure(
     """
     plans = {request.id: request for request in plan.requests}
     slo = slo or SLO()
-    timings = [timings_of(record) for record in records]
     active_s = _active_s(records)
     done = [record for record in records if record.fault is None]
     num_failed = len(records) - len(done)
@@ -172,9 +172,6 @@ def measure(
     output_tokens = _sum_known(num_tokens(record) for record in done)
     prompt_tokens = _sum_known(record.num_prompt_tokens for record in done if not record.cancelled)
     sessions = _by_session(records)
-
-    def figure(read: Callable[[Timings], float | None]) -> Distribution:
-        return distribution([value for timing in timings if (value := read(timing)) is not None])
 
     return Measures(
         duration_s=duration_s,
@@ -185,16 +182,9 @@ def measure(
         num_cancelled=num_cancelled,
         error_share=_ratio(num_failed, len(records) - num_cancelled),
         faults=_faults(records),
-        ttft=figure(lambda timing: timing.ttft),
-        ttft_sched=figure(lambda timing: timing.ttft_sched),
-        ttfot=figure(lambda timing: timing.ttfot),
-        queue_client=figure(lambda timing: timing.queue_client),
         itl=_pooled_gaps(records, plans, spread=False),
         itl_spread=_pooled_gaps(records, plans, spread=True),
-        tpot=figure(lambda timing: timing.tpot),
-        max_gap=figure(lambda timing: timing.max_gap),
-        e2e=figure(lambda timing: timing.e2e),
-        e2e_sched=figure(lambda timing: timing.e2e_sched),
+        **_latencies(records),
         job_completion=distribution(list(_job_times(sessions).values())),
         num_prompt_tokens=None if prompt_tokens is None else round(prompt_tokens),
         num_output_tokens=None if output_tokens is None else round(output_tokens),
@@ -214,6 +204,15 @@ def measure(
         tokens_per_event=_tokens_per_event(records),
         token_sources=dict(Counter(record.token_source for record in done)),
     )
+
+
+def _latencies(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """One distribution for each field of `Timings`, over the records that have it."""
+    timings = [timings_of(record) for record in records]
+    return {
+        name: distribution([value for timing in timings if (value := getattr(timing, name)) is not None])
+        for name in Timings.__struct_fields__
+    }
 
 
 def _pooled_gaps(
