@@ -43,7 +43,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     content_times: tuple[float, ...] = ()
     """When each event with content was read from the socket, before anything was parsed."""
     content_tokens: tuple[float, ...] = ()
-    """Tokens of each of these events; fractions where they are `by text length`."""
+    """Tokens of each of these events; fractions where they are `by text length`; none where `unknown`."""
     token_source: TokenSource = "unknown"
     num_planned_prompt_tokens: int = 0
     num_prompt_tokens: int | None = None

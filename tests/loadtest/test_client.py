@@ -8,6 +8,7 @@ import time
 from itertools import pairwise
 
 import pytest
+import uvloop
 
 from loadtest.client import Call, Client, Deadlines, encode_body
 from loadtest.dialects import Ask, Message, dialect_names, find_dialect
@@ -73,6 +74,16 @@ async def test_a_stream_is_timed_counted_and_kept(dialect):
     assert (record.num_prompt_tokens, record.num_output_tokens, record.num_cached_tokens) == (3, 6, 0)
     assert (record.finish_reason, record.text, record.turn) == ("length", " word" * 6, 3)
     assert (record.num_planned_prompt_tokens, record.cancelled) == (3, False)
+
+
+@pytest.mark.parametrize("fail", ["none", "status", "cut", "garbage"])
+def test_on_uvloop_as_in_a_real_run_it_is_the_same(fail):
+    record = uvloop.run(ask_mock(MockOptions(ttft_s=0.02, itl_s=0.001, fail=fail)))
+    assert record.sent_at is not None
+    kinds = {"none": None, "status": "http", "cut": "cut", "garbage": "protocol"}
+    assert (record.fault and record.fault.kind) == kinds[fail]
+    assert len(record.content_times) == {"none": 6, "status": 0}.get(fail, 3)
+    assert all(at - record.sent_at >= 0.02 - 2 * CLOCK_S for at in record.content_times)
 
 
 async def test_an_answer_that_nobody_needs_is_not_kept():
