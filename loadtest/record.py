@@ -44,7 +44,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """When each event with content was read from the socket, before anything was parsed."""
     content_tokens: tuple[float, ...] = ()
     """Tokens of each of these events; fractions where they are `by text length`; none where `unknown`."""
-    token_source: TokenSource = "unknown"
+    token_source: TokenSource = "unknown"  # noqa: S105 - a token of text, no secret
     num_planned_prompt_tokens: int = 0
     num_prompt_tokens: int | None = None
     num_output_tokens: int | None = None
