@@ -64,6 +64,7 @@ class Child:
             raise WorkerFailed(f"the worker process did not start: {error}") from error
         except BaseException:
             self._abandon_socket(ours)
+            await self._abandon_process()
             raise
         finally:
             theirs.close()
@@ -158,6 +159,13 @@ class Child:
     def _fail(self, reason: str) -> None:
         if self.failure is None:
             self.failure = WorkerFailed(reason)
+
+    async def _abandon_process(self) -> None:
+        """Reap what a cancelled spawn has begun. The loop tells of a process one turn after it exists."""
+        await asyncio.sleep(0)
+        if self._process is not None:
+            self.kill("the start was given up")
+            await self.ended.wait()
 
     def _abandon_socket(self, ours: socket.socket) -> None:
         if self._socket is None:

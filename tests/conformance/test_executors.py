@@ -258,6 +258,21 @@ async def test_loading_given_up_by_its_caller_leaves_nothing_running(kind: Execu
     await executor.close()
 
 
+@pytest.mark.parametrize("num_turns", range(6))
+@on_each_loop
+async def test_a_start_given_up_at_any_moment_leaves_nothing_running(
+    kind: ExecutorKind, num_turns: int
+) -> None:
+    executor = make(kind, config("fake:load_s=0.3"))
+    start = asyncio.ensure_future(executor.start())
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    await executor.close()
+
+
 @on_each_loop
 async def test_the_event_loop_runs_on_while_a_step_computes(kind: ExecutorKind) -> None:
     async with started(kind, config("fake:step_s=0.2")) as executor, asyncio.TaskGroup() as tasks:
