@@ -15,11 +15,13 @@ from loadtest.dialects import Ask, Message
 from loadtest.errors import TargetUnusable
 from loadtest.filler import MIN_WORDS, Filler
 from loadtest.plan import PlannedRequest, Role
-from loadtest.record import RequestRecord
+from loadtest.record import Fault, RequestRecord
 from loadtest.runner import RunOptions, Sender
 from loadtest.target import single_token_words
 
 CONTROL_REQUESTS = 8
+MAX_ATTEMPTS = 4
+"""Of one question before the run."""
 CONTROL_TOKENS = 128
 MAX_CONTROL_HIT = 0.01
 _PART_TOKENS = 8
@@ -78,10 +80,20 @@ class Questions:
         Raises:
             TargetUnusable: it failed.
         """
-        record = await self.try_to_ask(messages, max_tokens=max_tokens, cancel_after_s=cancel_after_s)
+        record = await self._persist(messages, max_tokens=max_tokens, cancel_after_s=cancel_after_s)
         if record.fault is not None:
             raise TargetUnusable(f"{self._url} failed {_first_words(record)}: {record.fault.message}")
         return record
+
+    async def _persist(
+        self, messages: Sequence[Message], *, max_tokens: int = 1, cancel_after_s: float | None = None
+    ) -> RequestRecord:
+        """A server that fails now and then is one to be measured, so it is asked again a few times."""
+        for _ in range(MAX_ATTEMPTS - 1):
+            record = await self.try_to_ask(messages, max_tokens=max_tokens, cancel_after_s=cancel_after_s)
+            if record.fault is None or not _may_pass(record.fault):
+                return record
+        return await self.try_to_ask(messages, max_tokens=max_tokens, cancel_after_s=cancel_after_s)
 
     async def try_to_ask(
         self, messages: Sequence[Message], *, max_tokens: int = 1, cancel_after_s: float | None = None
@@ -127,7 +139,7 @@ class Questions:
             self.options = msgspec.structs.replace(
                 wanted, ignore_eos=ignore_eos, continuous_usage=continuous_usage
             )
-            record = await self.try_to_ask(message)
+            record = await self._persist(message)
             if record.fault is None:
                 return _given_up(ignore_eos, continuous_usage=continuous_usage)
             if record.fault.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
@@ -179,10 +191,11 @@ class Questions:
         """Ask what nobody has asked, and see what the cache finds."""
         num_found = num_told = 0
         for i in range(CONTROL_REQUESTS):
-            record = await self.ask(
+            # Asked once: a second time the same text could well be in the cache.
+            record = await self.try_to_ask(
                 [Message("user", filler.text(f"control-{i}", CONTROL_TOKENS))], max_tokens=2
             )
-            if record.num_cached_tokens is not None:
+            if record.fault is None and record.num_cached_tokens is not None:
                 num_told += 1
                 num_found += max(0, record.num_cached_tokens - max(0, overhead.first if overhead else 0))
         return ControlHit(hit=num_found / (num_told * CONTROL_TOKENS) if num_told else None)
@@ -203,6 +216,14 @@ def _given_up(ignore_eos: bool, *, continuous_usage: bool) -> tuple[str, ...]:
     if not continuous_usage:
         notes.append("the server does not count tokens event by event")
     return tuple(notes)
+
+
+def _may_pass(fault: Fault) -> bool:
+    """Not a refusal that will be the same next time, nor one that took a deadline to come."""
+    if fault.kind == "http":
+        status = fault.status or 0
+        return status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return fault.kind in ("stream", "cut")
 
 
 def _first_words(record: RequestRecord) -> str:

@@ -167,3 +167,11 @@ async def test_a_failure_before_the_run_names_the_server_and_the_fault():
     async with questions_to(quick(fail="cut")) as questions:
         with pytest.raises(TargetUnusable, match=r"failed a question before the run \(cut\)"):
             await questions.find_options(Filler())
+
+
+@pytest.mark.parametrize("fail", ["cut", "status"])
+async def test_failures_a_server_that_fails_now_and_then_is_measured_all_the_same(fail):
+    async with questions_to(quick(fail=fail, fail_every=3)) as questions:
+        await questions.find_options(Filler())
+        assert await questions.overhead(Filler(), with_system=True, with_turns=True) is not None
+        assert (await questions.control(Filler(nonce="cold"), overhead=None)).hit is not None
