@@ -13,6 +13,8 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,24 +96,36 @@ async def worst_stall(model: Path, *, num_tokens: int) -> float:
     config = EngineConfig(
         checkpoint=str(model), max_step_tokens=4096, max_prefill_tokens=4096, kv_bytes=256 << 20
     )
-    history = conversation(num_tokens)
+    turns = turn_bodies(num_tokens)
     stalls = []
-    async with serving(open_local_backend, engine=config, model_id="tiny", max_body_bytes=16 << 20) as server:
-        await ask(server.url, history)
-        for turn in range(REPEATS):
-            history += [
-                {"role": "assistant", "content": f"answer {turn}"},
-                {"role": "user", "content": " ".join(random.Random(turn).choices(WORDS, k=NEW_WORDS))},
-            ]
+    async with (
+        serving(open_local_backend, engine=config, model_id="tiny", max_body_bytes=16 << 20) as server,
+        client(server.url) as ask,
+    ):
+        await ask(turns[0])
+        for body in turns[1:]:
             lateness: list[float] = []
             sampler = asyncio.create_task(sample(lateness))
-            answer = await ask(server.url, history)
+            usage = await ask(body)
             sampler.cancel()
             stalls.append(max(lateness))
-            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
             if cached < num_tokens * 0.9:
-                raise SystemExit(f"turn {turn} hit only {cached} tokens of {num_tokens}")
+                raise SystemExit(f"a turn found only {cached} tokens of {num_tokens}")
     return statistics.median(stalls)
+
+
+def turn_bodies(num_tokens: int) -> list[bytes]:
+    """The request bodies of a session's first turn and those that are measured."""
+    history = conversation(num_tokens)
+    bodies = []
+    for turn in range(REPEATS + 1):
+        bodies.append(json.dumps({"model": "tiny", "messages": history, "max_tokens": 4}).encode())
+        history += [
+            {"role": "assistant", "content": f"answer {turn}"},
+            {"role": "user", "content": " ".join(random.Random(turn).choices(WORDS, k=NEW_WORDS))},
+        ]
+    return bodies
 
 
 async def sample(lateness: list[float]) -> None:
@@ -121,27 +135,37 @@ async def sample(lateness: list[float]) -> None:
         lateness.append(max(0.0, time.monotonic() - due))
 
 
-async def ask(url: str, messages: list[dict[str, str]]) -> dict[str, Any]:
-    """One chat request from a process of its own, so that writing its body is not the loop's work."""
-    body = json.dumps({"model": "tiny", "messages": messages, "max_tokens": 4})
+@asynccontextmanager
+async def client(url: str) -> AsyncIterator[Callable[[bytes], Awaitable[dict[str, Any]]]]:
+    """A client process that lives as long as the scope; asking it gives the answer's usage."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, url,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    answer, _ = await child.communicate(body.encode())
-    decoded: dict[str, Any] = json.loads(answer)
-    return decoded
+    assert child.stdin is not None
+    assert child.stdout is not None
+    to_child, from_child = child.stdin, child.stdout
+
+    async def ask(body: bytes) -> dict[str, Any]:
+        to_child.write(body + b"\n")
+        usage: dict[str, Any] = json.loads(await from_child.readline())
+        return usage
+
+    try:
+        yield ask
+    finally:
+        to_child.close()
+        await child.wait()
 
 
-def post(url: str) -> None:
-    """The client process: post standard input, print the answer."""
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions",
-        data=sys.stdin.buffer.read(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=600) as answer:
-        sys.stdout.buffer.write(answer.read())
+def post_each(url: str) -> None:
+    """The client process: post each line of standard input, print the answers' usage."""
+    for body in sys.stdin.buffer:
+        request = urllib.request.Request(
+            f"{url}/v1/chat/completions", data=body, headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            print(json.dumps(json.loads(answer.read())["usage"]), flush=True)
 
 
 def turn_cost(num_tokens: int) -> dict[str, float]:
@@ -169,4 +193,4 @@ def turn_cost(num_tokens: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    post(sys.argv[1])
+    post_each(sys.argv[1])
