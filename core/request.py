@@ -73,7 +73,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """(token id, log-probability), most likely first."""
 
 
-class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one step gave one request. `finish_reason` is set on the last one and only there.
 
     `token_ids` may hold several ids (speculation) or none (abort, error).

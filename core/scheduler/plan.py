@@ -27,7 +27,7 @@ class PromptScoring(msgspec.Struct, frozen=True, kw_only=True):
     num_top: int
 
 
-class PlannedTokens(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The tokens of one request that a step computes.
 
     `token_ids[i]` stands at position `first_position + i`. `block_table` is the request's whole
@@ -77,7 +77,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(len(item.token_ids) for item in self.items)
 
 
-class SampledTokens(msgspec.Struct, frozen=True, kw_only=True):
+class SampledTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one planned item that `answers` gave, or why that failed."""
 
     request_id: str

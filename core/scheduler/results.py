@@ -11,10 +11,13 @@ def append_tokens(
 ) -> tuple[tuple[int, ...], FinishReason | None]:
     """Add sampled tokens up to the one that ends the request, if one does."""
     assert token_ids, "a sample without tokens and without an error"
-    sampling = request.sampling
-    num_left = request.num_prompt_tokens + sampling.max_tokens - len(request.token_ids)
+    sampling, known = request.sampling, request.token_ids
+    num_left = request.num_prompt_tokens + sampling.max_tokens - len(known)
+    if len(token_ids) == 1 and num_left > 1 and token_ids[0] not in sampling.stop_token_ids:
+        known.append(token_ids[0])  # nearly every token of nearly every request
+        return token_ids, None
     for count, token_id in enumerate(token_ids, 1):
-        request.token_ids.append(token_id)
+        known.append(token_id)
         if token_id in sampling.stop_token_ids:
             return token_ids[:count], FinishReason.STOP
         if count == num_left:

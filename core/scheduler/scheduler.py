@@ -68,7 +68,9 @@ class Scheduler:
         self._max_prefill_tokens = max_prefill_tokens
         self._max_running = max_running
         self._max_model_len = max_model_len
-        self._waiting = WaitingLine(FirstCome() if policy is None else policy, gate=gate)
+        policy = FirstCome() if policy is None else policy
+        self._charge = policy.charge
+        self._waiting = WaitingLine(policy, gate=gate)
         self._batching: Batching = batching or ContinuousBatching()
         self._whole_prompts = whole_prompts
         self._siblings = Siblings(manager.block_size)
@@ -272,6 +274,7 @@ class Scheduler:
         """First those that need one token, so that no running stream waits for another's prompt."""
         behind: list[Request] = []
         running = RequestStatus.RUNNING
+        try_grow, add_next = self._manager.try_grow, draft.add_next
         for request in tuple(self._running.values()):
             num_in_flight = request.num_scheduled_tokens
             num_tokens = len(request.token_ids) - request.num_computed_tokens - num_in_flight
@@ -279,8 +282,9 @@ class Scheduler:
                 continue  # the next chunk adds to the sum of this one
             if num_tokens > 1:
                 behind.append(request)
-            elif num_tokens == 1 and request.status is running and self._make_room(request):
-                draft.add(request, 1)
+            elif num_tokens == 1 and request.status is running:
+                if try_grow(request, 1) or self._make_room(request):
+                    add_next(request)
         for request in behind:
             if draft.budget and request.status is running:
                 draft.add_prompt(request)  # its blocks were taken at admission
@@ -376,7 +380,7 @@ class Scheduler:
                 return self._confirm_unsampled(request)
         token_ids, reason = append_tokens(request, sample.token_ids)
         self._num_output_tokens += len(token_ids)
-        self._waiting.charge_output(request, len(token_ids))
+        self._charge(request, num_output_tokens=len(token_ids))
         self._manager.commit(request)
         if reason is not None:
             self._close(request, reason)

@@ -77,9 +77,6 @@ class WaitingLine:
         if self._gate is not None:
             self._gate.clear()
 
-    def charge_output(self, request: Request, num_tokens: int) -> None:
-        self._policy.charge(request, num_output_tokens=num_tokens)
-
     def __bool__(self) -> bool:
         return bool(self._resuming) or len(self._policy) > 0
 
