@@ -282,9 +282,12 @@ class Scheduler:
                 continue  # the next chunk adds to the sum of this one
             if num_tokens > 1:
                 behind.append(request)
-            elif num_tokens == 1 and request.status is running:
-                if try_grow(request, 1) or self._make_room(request):
-                    add_next(request)
+            elif (
+                num_tokens == 1
+                and request.status is running
+                and (try_grow(request, 1) or self._make_room(request))
+            ):
+                add_next(request)
         for request in behind:
             if draft.budget and request.status is running:
                 draft.add_prompt(request)  # its blocks were taken at admission
