@@ -340,12 +340,12 @@ class Scheduler:
     def _admit(self, request: Request) -> bool:
         """Give a waiting request its blocks, if there is room.
 
-        All known tokens get their blocks at once, and there must be room for one block more: else a
-        request would be resumed only to be preempted again.
+        All known tokens get their blocks at once, and there must be room for one block more, its own and
+        one of each that runs: else it would soon be preempted, or another, and computed twice.
         """
-        num_known = len(request.token_ids)
+        size, num_known = self._manager.block_size, len(request.token_ids)
         most = request.num_prompt_tokens + request.sampling.max_tokens
-        room_for = min(num_known + self._manager.block_size, most)
+        room_for = min(num_known + size, most) + size * len(self._running)
         if not self._manager.attach_prefix(request, room_for=room_for):
             return False
         grown = self._manager.try_grow(request, num_known - request.num_computed_tokens)
