@@ -173,7 +173,7 @@ def characterise_command(
         int, _option("at once, where each has its own clock", "N")
     ] = Machine().live_sessions,
 ) -> None:
-    """What a trace is like: lengths, arrivals, sharing, working set, and what it will be short of."""
+    """What a trace is like, and what it will be short of."""
     machine = Machine(
         bytes_per_token=bytes_per_token,
         block_tokens=block_tokens,
@@ -199,7 +199,7 @@ def mock(
     host: Annotated[str, _option("address to listen on", "HOST")] = "127.0.0.1",
     port: Annotated[int, _option("port to listen on; 0: any", "N", min=0, max=65535)] = 8001,
 ) -> None:
-    """A server with exact timing and chosen faults, to try a client on: mock ttft_s=0.1 itl_s=0.02"""
+    """A server with exact timing and chosen faults."""
     options = _mock_options(settings or [])
     raise_open_files()
     uvloop.run(serve_mock(options, host=host, port=port, on_ready=lambda url: print(url, flush=True)))
@@ -234,7 +234,7 @@ def replay_command(
     max_context: Annotated[int, _option("longest prompt and answer", "N")] = 131_072,
     seed: Annotated[int, _option("of spreading its clock's bursts", "N")] = 0,
 ) -> None:
-    """Write a trace as a plan file: its arrivals, sharing and pauses, at another size."""
+    """Write a trace as a plan file, at any size."""
     options = ReplayOptions(
         scale=scale, time_scale=time_scale, max_requests=max_requests, max_context=max_context, seed=seed
     ).validated()

@@ -6,10 +6,11 @@ source is asked at the moment of the scrape, and shows zero within one scrape of
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway import __version__
 from gateway.admission import Admission
 from gateway.backends import Backends, Gauge
 from gateway.events import Usage
@@ -63,6 +64,7 @@ class Metrics:
     def __init__(self, *, admission: Admission, backends: Backends) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_LiveCollector(admission, backends))
+        Info("tidegate_build", "What serves here.", registry=self.registry).info({"version": __version__})
         self._requests = Counter(
             "tidegate_requests", "Generations by how they ended.", ("outcome",), registry=self.registry
         )

@@ -14,8 +14,8 @@ class Tidegate:
         return "tidegate" in answers.owners() or answers.has_metrics_of("tidegate_")
 
     def version(self, answers: Answers) -> str | None:
-        """It tells none over HTTP."""
-        return None
+        builds = (key for key in answers.metrics if key.startswith("tidegate_build_info{"))
+        return next((label_of(key, "version") for key in builds), None)
 
     def state(self, answers: Answers) -> ServerState:
         """KV bytes of a state are its blocks' share of the pool."""

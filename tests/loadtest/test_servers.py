@@ -33,7 +33,10 @@ sglang:token_usage{model_name="m"} 0.5
 """
 
 PAGES = {
-    "tidegate": Answers(json={"/v1/models": {"data": [{"id": "m", "owned_by": "tidegate"}]}}),
+    "tidegate": Answers(
+        json={"/v1/models": {"data": [{"id": "m", "owned_by": "tidegate"}]}},
+        metrics={'tidegate_build_info{version="0.1.0"}': 1.0},
+    ),
     "vllm": Answers(
         json={"/v1/models": {"data": [{"id": "m", "owned_by": "vllm"}]}, "/version": {"version": "0.20"}},
         metrics=parse_metrics(VLLM),
@@ -88,7 +91,7 @@ def test_a_server_that_nobody_knows_is_unknown(answers):
 
 def test_versions_as_the_pages_say_them():
     versions = {server.name: server.version(PAGES[server.name]) for server in all_servers()}
-    assert versions == {"tidegate": None, "vllm": "0.20", "sglang": "0.6", "llama.cpp": "b7000"}
+    assert versions == {"tidegate": "0.1.0", "vllm": "0.20", "sglang": "0.6", "llama.cpp": "b7000"}
 
 
 def test_tidegates_memory_is_split_by_blocks():

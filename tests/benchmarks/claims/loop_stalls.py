@@ -30,7 +30,7 @@ from tests.gateway.serving import serving
 from tokenization import ChatTemplate, tokenizer_from_gguf
 from tokenization.tokenizer import SegmentedTokenizer
 
-HISTORIES = (10_000, 30_000, 100_000)
+HISTORIES = (10_000, 100_000)
 """Tokens before the turn that is measured."""
 NEW_WORDS = 300
 REPEATS = 5

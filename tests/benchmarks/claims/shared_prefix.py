@@ -13,9 +13,9 @@ from tests.benchmarks.claims.serving import Server, figure, load, serving
 SHARES = (0.0, 0.5, 0.9, 0.98)
 NUM_REQUESTS = 16
 PROMPT_TOKENS = 768
-ANSWER_TOKENS = 4
+ANSWER_TOKENS = 1
 CLAIMED = 6.4
-PAIRS = 5
+PAIRS = 3
 """Of the comparison without sharing."""
 COSTS = 0.01
 
