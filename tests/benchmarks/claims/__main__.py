@@ -44,6 +44,7 @@ def main() -> None:
         measure = importlib.import_module(f"tests.benchmarks.claims.{name}").measure
         findings[name] = measure()
         seconds[name] = time.monotonic() - began_at
+        console.print(f"[dim]  {seconds[name]:.0f} s[/dim]")
     console.print(table([row for finding in findings.values() for row in finding.rows]))
     options.out.mkdir(parents=True, exist_ok=True)
     document = {

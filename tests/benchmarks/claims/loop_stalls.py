@@ -23,6 +23,7 @@ import uvloop
 from core import EngineConfig, read_checkpoint_metadata
 from gateway.backends.local import open_local_backend
 from gateway.lifespan import SWITCH_INTERVAL_S
+from gateway.telemetry.logging import configure_logging
 from tests.benchmarks.claims.random_model import default_model, write_random_model
 from tests.benchmarks.claims.row import Curve, Finding, Row
 from tests.fakes.tiny_llama import TinyShape
@@ -93,6 +94,7 @@ def conversation(num_tokens: int) -> list[dict[str, str]]:
 async def worst_stall(model: Path, *, num_tokens: int) -> float:
     """Median over some turns of the longest time the loop was late during one, in seconds."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)  # as the server does for itself
+    configure_logging(level="error", log_format="json")
     config = EngineConfig(
         checkpoint=str(model), max_step_tokens=4096, max_prefill_tokens=4096, kv_bytes=256 << 20
     )

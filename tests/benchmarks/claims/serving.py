@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from loadtest.plan import Plan, dump_plan
 from loadtest.report import Report, read_report
@@ -41,16 +42,17 @@ def serving(*arguments: str, model: str | None = None) -> Iterator[Server]:
     command = [sys.executable, "-m", "gateway", "serve", *([model] if model else [])]
     command += ["--port", str(port), *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with (
+        tempfile.TemporaryFile("w+") as log,  # a pipe that nobody reads would fill, and stop the server
+        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log) as process,
+    ):
         try:
             url = f"http://127.0.0.1:{port}"
-            _wait_until_ready(url, process)
+            _wait_until_ready(url, process, log=log)
             yield Server(url, process.pid)
         finally:
             process.terminate()
-            process.communicate(timeout=60)
+            process.wait(timeout=60)
 
 
 def load(plan: Plan, server: Server, *arguments: str) -> Report:
@@ -76,12 +78,12 @@ def figure(report: Report, name: str) -> float:
     return value
 
 
-def _wait_until_ready(url: str, process: "subprocess.Popen[str]") -> None:
+def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", *, log: IO[str]) -> None:
     deadline = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            assert process.stderr is not None
-            raise SystemExit(f"the server ended with {process.returncode}: {process.stderr.read()[-2000:]}")
+            log.seek(0)
+            raise SystemExit(f"the server ended with {process.returncode}: {log.read()[-2000:]}")
         try:
             with urllib.request.urlopen(f"{url}/readyz", timeout=5):
                 return
