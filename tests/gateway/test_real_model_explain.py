@@ -69,7 +69,7 @@ async def test_a_request_is_explained_to_its_client_and_at_which_token_it_diverg
     trace = tmp_path / "trace.json"
     async with served(default_model_path, trace=str(trace)) as server:
         # Twenty tokens: the block in which the prompt ends is filled, and only full ones are cached.
-        fills_it = {"max_tokens": 20, "ignore_eos": True}
+        fills_it: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True}
         first = (await chat(server, LOG + "Who writes?", session_id="voyage", **fills_it)).json
         await chat(server, LOG + "Who writes?", headers="X-Request-Id: mine-1\r\n")
         other = (await chat(server, LOG + "What day is it?")).json

@@ -68,6 +68,7 @@ async def test_a_pipe_gets_one_frame_after_another():
         process = await asyncio.create_subprocess_exec(
             *command("top", "--every", "0.05", "--url", server.url), env=clean_environment({}), stdout=-1
         )
+        assert process.stdout is not None
         num_frames = 0
         async with asyncio.timeout(60):
             while num_frames < 3:
