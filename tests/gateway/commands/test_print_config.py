@@ -7,14 +7,16 @@ import pytest
 from gateway.commands.print_config import config_as_toml
 from gateway.config import ENVIRONMENT_PREFIX, FLAG_OF_FIELD, build_config, gather_options
 from tests.gateway.commands.running import tidegate
-from tests.gateway.test_config import ANOTHER_VALUE
+from tests.gateway.test_config import ANOTHER_VALUE, NEEDED
 
 
 @pytest.mark.parametrize("name", sorted(ANOTHER_VALUE))
 def test_every_option_is_printed_so_that_it_reads_back_the_same(tmp_path, name):
     text, _ = ANOTHER_VALUE[name]
     name = FLAG_OF_FIELD.get(name, name)
-    options = gather_options(flags={}, environment={ENVIRONMENT_PREFIX + name.upper(): text})
+    given = {name: text, **NEEDED.get(name, {})}
+    environment = {ENVIRONMENT_PREFIX + key.upper(): value for key, value in given.items()}
+    options = gather_options(flags={}, environment=environment)
     config = build_config(options, checkpoint="")
     printed = config_as_toml(config, options)
     (line,) = (line for line in printed.splitlines() if line.startswith(f"{name} = "))
