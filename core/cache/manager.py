@@ -182,13 +182,10 @@ class KVCacheManager:
     def commit(self, request: Request) -> None:
         """Put the blocks that are full of computed tokens into the tree. O(1) where there is no new one."""
         holding = self._holdings[request.request_id]
-        size = self.block_size
-        num_private = request.num_computed_tokens - holding.num_committed_blocks * size
-        if num_private >= size and holding.node is not None:
+        num_private = request.num_computed_tokens - holding.num_committed_blocks * self.block_size
+        if num_private >= self.block_size and holding.node is not None:
             self._commit_blocks(request, holding)
-            num_private = request.num_computed_tokens - holding.num_committed_blocks * size
-        self._num_private_tokens += num_private - holding.num_private_tokens
-        holding.num_private_tokens = num_private
+        self._count_private(request, holding)
         if holding.source is not None:
             assert request.request_id not in self._uncopied, "a plan landed without the copies made for it"
             self._drop_source(holding)

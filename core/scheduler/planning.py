@@ -35,26 +35,6 @@ class Draft:
         self.add(request, num_tokens)
         self.budget = max(0, self.budget)
 
-    def add_next(self, request: Request) -> None:
-        """Reserve the one token that a request has not computed: what nearly all of nearly every step is."""
-        first = request.num_computed_tokens + request.num_scheduled_tokens
-        if not request.is_plain:
-            self.add(request, 1)
-            return
-        self.items.append(
-            PlannedTokens(
-                request_id=request.request_id,
-                token_ids=(request.token_ids[first],),
-                first_position=first,
-                block_table=request.block_table.tobytes(),
-                num_samples=1,
-                sampling=request.sampling,
-            )
-        )
-        self.requests.append(request)
-        self.budget -= 1
-        request.num_scheduled_tokens += 1
-
     def add(self, request: Request, num_tokens: int) -> None:
         """Reserve the next `num_tokens` tokens of a request, for which it has blocks."""
         first = request.num_computed_tokens + request.num_scheduled_tokens

@@ -13,9 +13,6 @@ def append_tokens(
     assert token_ids, "a sample without tokens and without an error"
     sampling, known = request.sampling, request.token_ids
     num_left = request.num_prompt_tokens + sampling.max_tokens - len(known)
-    if len(token_ids) == 1 and num_left > 1 and token_ids[0] not in sampling.stop_token_ids:
-        known.append(token_ids[0])  # nearly every token of nearly every request
-        return token_ids, None
     for count, token_id in enumerate(token_ids, 1):
         known.append(token_id)
         if token_id in sampling.stop_token_ids:

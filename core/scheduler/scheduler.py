@@ -274,7 +274,7 @@ class Scheduler:
         """First those that need one token, so that no running stream waits for another's prompt."""
         behind: list[Request] = []
         running = RequestStatus.RUNNING
-        try_grow, add_next = self._manager.try_grow, draft.add_next
+        try_grow = self._manager.try_grow
         for request in tuple(self._running.values()):
             num_in_flight = request.num_scheduled_tokens
             num_tokens = len(request.token_ids) - request.num_computed_tokens - num_in_flight
@@ -287,7 +287,7 @@ class Scheduler:
                 and request.status is running
                 and (try_grow(request, 1) or self._make_room(request))
             ):
-                add_next(request)
+                draft.add(request, 1)
         for request in behind:
             if draft.budget and request.status is running:
                 draft.add_prompt(request)  # its blocks were taken at admission
