@@ -4,11 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 from aiohttp import web
 
-from gateway.body import read_body
+from gateway.body import parsed, read_body
 from gateway.dialects import AnswerWriter, Dialect
 from gateway.errors import GenerationFailed, SlowReader, describe
 from gateway.events import Event, Failed
@@ -23,11 +24,7 @@ from gateway.keys import (
     RECORD,
     STREAM,
 )
-from gateway.request import GenerateRequest
 from gateway.sse import EventStream
-
-INLINE_BODY_BYTES = 48 * 1024
-"""Bodies up to this size are parsed on the loop, at 10 ms a megabyte."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -49,7 +46,8 @@ def generate_handler(dialect: Dialect) -> Handler:
         app[ADMISSION].refuse_if_closed()
         with app[ADMISSION].reading() as reading:
             body = await read_body(http, reading)
-            request = await _parsed(dialect, body, max_depth=app[CONFIG].max_json_depth)
+            parse = partial(dialect.parse, max_depth=app[CONFIG].max_json_depth)
+            request = await parsed(body, parse)
         request = msgspec.structs.replace(request, tenant=record.tenant)
         backend, model = app[BACKENDS].find(request.model)
         record.fields |= {"model": model, "stream": request.stream}
@@ -69,13 +67,6 @@ def generate_handler(dialect: Dialect) -> Handler:
         return await send_whole(http, whole)
 
     return handle
-
-
-async def _parsed(dialect: Dialect, body: bytes, *, max_depth: int) -> GenerateRequest:
-    """Parse away from the loop what would hold it up for more than half a millisecond."""
-    if len(body) <= INLINE_BODY_BYTES:
-        return dialect.parse(body, max_depth=max_depth)
-    return await asyncio.to_thread(dialect.parse, body, max_depth=max_depth)
 
 
 async def _stream(

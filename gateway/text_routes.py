@@ -6,6 +6,7 @@ They obey the same limits as generations: body, depth, admission, model names, d
 import base64
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from math import hypot
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -14,7 +15,7 @@ from aiohttp import web
 from msgspec import Meta, Raw
 
 from gateway.backends import Backend
-from gateway.body import read_body
+from gateway.body import parsed, read_body
 from gateway.errors import GenerationFailed, InvalidRequest
 from gateway.handler import Handler, send_whole
 from gateway.json_fields import decoded_fields, read_object, refuse_unbuilt
@@ -162,7 +163,7 @@ def text_handler(
         app[ADMISSION].refuse_if_closed()
         with app[ADMISSION].reading() as reading:
             raw = await read_body(http, reading)
-            body = read_object(raw, max_depth=app[CONFIG].max_json_depth, read=read)
+            body = await parsed(raw, partial(read_object, max_depth=app[CONFIG].max_json_depth, read=read))
         backend, model = app[BACKENDS].find(body.model)
         record.fields["model"] = model
         with app[ADMISSION].permit():

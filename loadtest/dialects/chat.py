@@ -55,9 +55,6 @@ class _Chat:
             msgspec.DecodeError: no chat chunk.
         """
         chunk = _decode(data)
-        usage = chunk.usage
-        told = read_usage(usage, chunk.timings) if usage is not None or chunk.timings is not None else None
-        error = read_error(chunk.error) if chunk.error is not None else None
         text = reasoning = tool_text = ""
         finish_reason = None
         for choice in chunk.choices or ():
@@ -74,8 +71,8 @@ class _Chat:
             reasoning=reasoning,
             tool_text=tool_text,
             finish_reason=finish_reason,
-            usage=told,
-            error=error,
+            usage=read_usage(chunk.usage, chunk.timings),
+            error=read_error(chunk.error),
         )
 
 
