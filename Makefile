@@ -28,7 +28,7 @@ READY_DEV := $(VENV)/.dev-$(KEY)
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check \
 	--constraint constraints-dev.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: serve test test-thorough soak check lint format model bench claims wheel-test coverage clean help
+.PHONY: serve test test-thorough soak check lint format model bench claims peers bench-cpu wheel-test coverage clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -71,6 +71,14 @@ bench: $(READY_DEV) model
 # The field's claims against their baselines on this machine, idle: a table, build/claims/claims.json and a plot.
 claims: $(READY_DEV) model
 	$(BIN)/python -m tests.benchmarks.claims $(ARGS)
+
+# llama.cpp and OpenVINO with their forms of the default model, under build/peers; about 20 minutes, once.
+peers: $(READY_DEV) model
+	$(if $(TORCH_INDEX),PIP_EXTRA_INDEX_URL=$(TORCH_INDEX) )$(BIN)/python -m tests.benchmarks.cpu.peers $(ARGS)
+
+# Tidegate beside those peers, idle: a table, and JSON under benchmarks/. ARGS="--rows prefill,one" for some rows.
+bench-cpu: $(READY_DEV) model
+	$(BIN)/python -m tests.benchmarks.cpu $(ARGS)
 
 # Builds the wheel, installs it into an environment of its own and streams a chat from it.
 wheel-test: $(READY_DEV) model
