@@ -14,8 +14,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-FINITE_MAX = {torch.float16: 65504.0, torch.bfloat16: 3.3e38, torch.float32: 3.3e38}
-
 
 def kv_bytes_per_token(*, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     """Bytes of KV for one token: K and V of every layer."""
@@ -58,11 +56,9 @@ class KVStorage:
         return rows_IKB.flatten()
 
     def write(self, layer: int, rows: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
-        """Store new tokens; what is stored is always finite, so that a masked slot counts as nothing."""
+        """Store new tokens, which must be finite: a masked slot counts as nothing only then."""
         for pool, new in ((self._keys[layer], k_TKD), (self._values[layer], v_TKD)):
-            limit = FINITE_MAX[self.dtype]
-            finite = torch.nan_to_num(new.reshape(-1, self.head_dim), nan=0.0, posinf=limit, neginf=-limit)
-            pool.view(-1, self.head_dim).index_copy_(0, rows, finite.clamp_(-limit, limit).to(self.dtype))
+            pool.view(-1, self.head_dim).index_copy_(0, rows, new.reshape(-1, self.head_dim))
 
     def copy_rows(self, source_rows: Tensor, target_rows: Tensor) -> None:
         """Copy tokens, bit by bit, in every layer. Rows as `token_rows` gives them; no row on both sides."""

@@ -21,14 +21,14 @@ from core.errors import CheckpointError, UnsupportedModel
 from core.execution.probe import kernel_row_multiple
 from core.layers import Embedding, Linear
 from core.models import ModelConfig, ModelSpec
-from core.quantization import LinearKernel, RowPadded, choose_kernel
+from core.quantization import LinearKernel, PackedLinear, RowPadded, choose_kernel
 from core.quantization.bias import Biased
 from core.quantization.embedding import HasRows, SharedEmbedding, StoredEmbedding
 from core.quantization.ggml import FLOAT_DTYPES, dequantise
 from core.weights import Checkpoint, TensorInfo
 from core.weights.packed_file import load_packed, readonly_tensor, save_packed
 
-PACK_VERSION = 1
+PACK_VERSION = 2
 """Raised whenever a kernel packs differently."""
 RUN_BYTES = 2 << 20
 """Float32 bytes of the rows that are unpacked at a time; packing needs about five times as much."""
@@ -43,12 +43,21 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """Where a module's weight comes from: the stored tensor, and what it becomes."""
+class _Part:
+    """Stored rows of a module: the linear they are stored as, its tensors, and where its rows begin."""
 
-    tensor: str
+    linear: str
+    tensor: TensorInfo
+    bias: TensorInfo | None
+    first_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a module's weight comes from, and what it becomes."""
+
+    parts: tuple[_Part, ...]
     kernel: LinearKernel | None
-    bias: str = ""
 
 
 class ModelLoader:
@@ -63,7 +72,7 @@ class ModelLoader:
         self._used = {name for name in checkpoint.tensors if self._stored.ignored(name)}
         self._used.update(name for name in self._stored.config_tensors if name in checkpoint.tensors)
         self._missing: set[str] = set()
-        self._chosen: dict[tuple[str, int, int], tuple[LinearKernel, int]] = {}
+        self._chosen: dict[tuple[tuple[str, ...], tuple[int, ...], int, int], tuple[LinearKernel, int]] = {}
 
     def load(self, *, identity: str, cache_dir: str) -> LoadedModel:
         """Build, pack and check.
@@ -86,7 +95,7 @@ class ModelLoader:
         if cached is not None and _assign_buffers(model, sources, cached):
             return self._finished(model, kernels, sources, from_cache=True)
         for name, source in sources.items():
-            self._fill(model.get_submodule(name), name, source)
+            self._fill(model.get_submodule(name), source)
         if path and save_packed(path, key, dict(_buffers(model, sources))):
             mapped = load_packed(path, key)  # the anonymous copy is given up for the file's own pages
             if mapped is not None:
@@ -97,6 +106,10 @@ class ModelLoader:
         self, model: nn.Module, kernels: Counter[str], sources: dict[str, _Source], *, from_cache: bool
     ) -> LoadedModel:
         packed = sum(t.numel() * t.element_size() for _, t in _buffers(model, sources))
+        for name in sources:
+            seal = getattr(_innermost(model.get_submodule(name)), "seal", None)
+            if seal is not None:
+                seal()
         return LoadedModel(model.eval(), dict(kernels), packed, from_cache)
 
     def _tied_linear(self) -> str | None:
@@ -139,13 +152,9 @@ class ModelLoader:
         embeddings: list[tuple[str, Embedding]] = []
         for name, module in list(model.named_modules()):
             if isinstance(module, Linear):
-                tensor_name = self._spec.tied[1] if name == tied and self._spec.tied else name
-                info = self._tensor(f"{tensor_name}.weight", (module.out_features, module.in_features))
-                bias = None
-                if module.bias is not None:
-                    bias = self._float_tensor(f"{name}.bias", (module.out_features,))
-                if info is not None:
-                    sources[name] = self._place_linear(model, name, info, bias=bias)
+                parts = self._parts(module, name, tied=name == tied)
+                if parts:
+                    sources[name] = self._place_linear(model, name, module, parts)
             elif isinstance(module, Embedding):
                 embeddings.append((name, module))
             else:
@@ -162,31 +171,50 @@ class ModelLoader:
             else:
                 row_bytes = info.nbytes // info.shape[0]
                 _replace(model, name, StoredEmbedding(info.shape[0], row_bytes, info.ggml_type))
-                sources[name] = _Source(info.name, None)
+                sources[name] = _Source((_Part(name, info, None, 0),), None)
         return sources
 
-    def _place_linear(
-        self, model: nn.Module, name: str, info: TensorInfo, *, bias: TensorInfo | None
-    ) -> _Source:
-        out_features, in_features = info.shape
-        kernel, multiple = self._choose(info.ggml_type, out_features, in_features)
-        module = kernel.empty(out_features, in_features)
-        module = module if multiple == 1 else RowPadded(module, multiple)
-        _replace(model, name, Biased(module, out_features) if bias else module)
-        return _Source(info.name, kernel, bias.name if bias else "")
+    def _parts(self, module: Linear, name: str, *, tied: bool) -> tuple[_Part, ...]:
+        """The stored linears that a module's rows come from; nothing where one is missing."""
+        parent = name.rpartition(".")[0]
+        rows = {name: module.out_features}
+        if module.parts:
+            rows = {f"{parent}.{part}": count for part, count in module.parts.items()}
+        parts: list[_Part] = []
+        first = 0
+        for linear, count in rows.items():
+            stored_as = self._spec.tied[1] if tied and self._spec.tied else linear
+            info = self._tensor(f"{stored_as}.weight", (count, module.in_features))
+            bias = None if module.bias is None else self._float_tensor(f"{linear}.bias", (count,))
+            if info is not None:
+                parts.append(_Part(linear, info, bias, first))
+            first += count
+        return tuple(parts) if len(parts) == len(rows) else ()
 
-    def _choose(self, ggml_type: str, out_features: int, in_features: int) -> tuple[LinearKernel, int]:
+    def _place_linear(self, model: nn.Module, name: str, linear: Linear, parts: tuple[_Part, ...]) -> _Source:
+        types = tuple(sorted({part.tensor.ggml_type for part in parts}))
+        boundaries = tuple(part.first_row for part in parts)
+        kernel, multiple = self._choose(types, boundaries, linear.out_features, linear.in_features)
+        module = cast(PackedLinear, kernel.empty(linear.out_features, linear.in_features))
+        module = module if multiple == 1 else RowPadded(module, multiple)
+        has_bias = linear.bias is not None
+        _replace(model, name, cast(nn.Module, Biased(module, linear.out_features) if has_bias else module))
+        return _Source(parts, kernel)
+
+    def _choose(
+        self, types: tuple[str, ...], boundaries: tuple[int, ...], out_features: int, in_features: int
+    ) -> tuple[LinearKernel, int]:
         """Each kind of weight is tried out once."""
-        wanted = (ggml_type, out_features, in_features)
+        wanted = (types, boundaries, out_features, in_features)
         if wanted not in self._chosen:
-            shape = (out_features, in_features)
             self._chosen[wanted] = choose_kernel(
-                ggml_type,
-                shape,
+                types,
+                (out_features, in_features),
+                boundaries=boundaries,
                 numerics=self._numerics,
                 device=self._device,
                 row_multiple=lambda kernel: kernel_row_multiple(
-                    kernel, ggml_type, shape, numerics=self._numerics
+                    kernel, types[0], (out_features, in_features), numerics=self._numerics
                 ),
             )
         return self._chosen[wanted]
@@ -227,29 +255,28 @@ class ModelLoader:
         raw = readonly_tensor(self._checkpoint.raw(info.name), torch.uint8)
         return raw.view(info.shape[0] if len(info.shape) > 1 else 1, -1)
 
-    def _fill(self, module: nn.Module, name: str, source: _Source) -> None:
-        info = self._checkpoint.tensors[source.tensor]
-        raw = self._raw(info)
-        if source.kernel is None:
-            module.get_buffer("raw").copy_(raw)
-        else:
-            target = _innermost(module)
-            order = self._stored.row_order(self._config, name)
-            granularity = source.kernel.row_granularity
-            run = max(granularity, RUN_BYTES // (4 * info.shape[1]) // granularity * granularity)
-            for first in range(0, info.shape[0], run):
-                rows = raw[first : first + run] if order is None else raw[order[first : first + run]]
-                source.kernel.pack(target, first, rows, info.ggml_type)
-            if source.bias:
-                self._fill_bias(module, source.bias, order)
-        del raw
-        self._checkpoint.drop_pages(info.name)
+    def _fill(self, module: nn.Module, source: _Source) -> None:
+        for part in source.parts:
+            if source.kernel is None:
+                module.get_buffer("raw").copy_(self._raw(part.tensor))
+            else:
+                self._fill_rows(module, source.kernel, part)
+            self._checkpoint.drop_pages(part.tensor.name)
 
-    def _fill_bias(self, module: nn.Module, name: str, order: Tensor | None) -> None:
-        info = self._checkpoint.tensors[name]
-        bias = dequantise(self._raw(info), info.ggml_type).flatten()
-        module.get_buffer("bias").copy_(bias if order is None else bias[order])
-        self._checkpoint.drop_pages(name)
+    def _fill_rows(self, module: nn.Module, kernel: LinearKernel, part: _Part) -> None:
+        info, target = part.tensor, _innermost(module)
+        raw = self._raw(info)
+        order = self._stored.row_order(self._config, part.linear)
+        granularity = kernel.row_granularity
+        run = max(granularity, RUN_BYTES // (4 * info.shape[1]) // granularity * granularity)
+        for first in range(0, info.shape[0], run):
+            rows = raw[first : first + run] if order is None else raw[order[first : first + run]]
+            kernel.pack(target, part.first_row + first, rows, info.ggml_type)
+        if part.bias is not None:
+            bias = dequantise(self._raw(part.bias), part.bias.ggml_type).flatten()
+            ordered = bias if order is None else bias[order]
+            module.get_buffer("bias")[part.first_row : part.first_row + len(bias)] = ordered
+            self._checkpoint.drop_pages(part.bias.name)
 
     def _refuse_leftovers(self) -> None:
         unused = sorted(set(self._checkpoint.tensors) - self._used)
@@ -285,7 +312,7 @@ def _listed(names: list[str]) -> str:
 def _innermost(module: nn.Module) -> nn.Module:
     """The kernel's own module, without what was put around it."""
     while isinstance(module, (Biased, RowPadded)):
-        module = module.linear
+        module = cast(nn.Module, module.linear)
     return module
 
 

@@ -6,14 +6,15 @@ chosen; an element-wise function that fails has no stand-in, and loading refuses
 """
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from core.attention.tiled import TILE_TOKENS, RowRule
 from core.errors import ConfigError
-from core.layers.mlp import silu
-from core.quantization import LinearKernel, RowPadded, dequantise, quantise
+from core.layers.decoder_regions import silu
+from core.quantization import LinearKernel, PackedLinear, RowPadded, dequantise, quantise
 
 ROW_MULTIPLES = (1, 2, 4, 8, 16, 32)
 ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 31, 33, 64)
@@ -58,7 +59,7 @@ def kernel_row_multiple(
     if numerics != "stable":
         return 1
     for multiple in ROW_MULTIPLES:
-        padded = module if multiple == 1 else RowPadded(module, multiple)
+        padded = module if multiple == 1 else RowPadded(cast(PackedLinear, module), multiple)
         if is_row_invariant(padded, x, ROW_COUNTS):
             return multiple
     return None

@@ -65,6 +65,7 @@ def load_worker(config: EngineConfig) -> ModelWorker:
         torch.set_num_threads(config.num_threads)
     model = _load_model(config, device)
     model_config, loaded = model.config, model.loaded
+    cast(Model, loaded.module).compose(kv_dtype=KV_DTYPES[config.numerics])
     storage = _allocate_storage(config, model_config, device)
     attention = TiledAttention(
         num_heads=model_config.num_heads,

@@ -11,8 +11,8 @@ from core.layers.batch_view import BatchView
 from core.layers.decoder import Decoder, DecoderConfig
 from core.layers.embedding import Embedding
 from core.layers.linear import Linear
-from core.layers.mlp import GatedMLP
 from core.layers.norm import RMSNorm
+from core.layers.region import Region
 from core.layers.rotary import Rotary
 
-__all__ = ["BatchView", "Decoder", "DecoderConfig", "Embedding", "GatedMLP", "Linear", "RMSNorm", "Rotary"]
+__all__ = ["BatchView", "Decoder", "DecoderConfig", "Embedding", "Linear", "RMSNorm", "Region", "Rotary"]

@@ -16,6 +16,6 @@ class BatchView(Protocol):
     def attend(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
         """Store the new keys and values, then attend causally within each request.
 
-        Shapes: float32; returns `[T, H, D]`.
+        Shapes: q float32; k and v in the KV's type, finite; returns float32 `[T, H, D]`.
         """
         ...

@@ -7,17 +7,20 @@ Source: arXiv:2302.13971, arXiv:2307.09288; `transformers` `models/llama/modelin
 Shapes: see `core.layers`.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from core.layers.batch_view import BatchView
+from core.layers.decoder_regions import Heads, added_and_normed, encoded, gated, normed, rotated
 from core.layers.embedding import Embedding
 from core.layers.linear import Linear
-from core.layers.mlp import GatedMLP
 from core.layers.norm import RMSNorm
+from core.layers.region import Region
 from core.layers.rope_scaling import RopeScaling
-from core.layers.rotary import Rotary, rotate
+from core.layers.rotary import Rotary
 
 
 class DecoderConfig(NamedTuple):
@@ -39,56 +42,131 @@ class DecoderConfig(NamedTuple):
 
 
 class Attention(nn.Module):
-    def __init__(self, c: DecoderConfig, layer: int) -> None:
+    def __init__(self, c: DecoderConfig) -> None:
         super().__init__()
-        self.layer, self.head_dim = layer, c.head_dim
-        self.q_proj = Linear(c.width, c.num_heads * c.head_dim, bias=c.qkv_bias)
-        self.k_proj = Linear(c.width, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
-        self.v_proj = Linear(c.width, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
-        self.o_proj = Linear(c.num_heads * c.head_dim, c.width)
-        self.q_norm = RMSNorm(c.head_dim, eps=c.norm_eps) if c.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(c.head_dim, eps=c.norm_eps) if c.qk_norm else nn.Identity()
+        heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        self.qkv_proj = Linear(
+            c.width,
+            heads + 2 * kv_heads,
+            bias=c.qkv_bias,
+            parts={"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads},
+        )
+        self.o_proj = Linear(heads, c.width)
+        if c.qk_norm:
+            self.q_norm = RMSNorm(c.head_dim, eps=c.norm_eps)
+            self.k_norm = RMSNorm(c.head_dim, eps=c.norm_eps)
 
-    def forward(self, x_TE: Tensor, rope: tuple[Tensor, Tensor], batch: BatchView) -> Tensor:
-        q_THD = self.q_norm(self.q_proj(x_TE).unflatten(-1, (-1, self.head_dim)))
-        k_TKD = self.k_norm(self.k_proj(x_TE).unflatten(-1, (-1, self.head_dim)))
-        v_TKD = self.v_proj(x_TE).unflatten(-1, (-1, self.head_dim))
-        attended_THD = batch.attend(self.layer, rotate(q_THD, *rope), rotate(k_TKD, *rope), v_TKD)
-        out: Tensor = self.o_proj(attended_THD.flatten(1))
-        return out
+
+class GatedMLP(nn.Module):
+    """`down(silu(gate(x)) * up(x))` (SwiGLU, arXiv:2002.05202)."""
+
+    def __init__(self, c: DecoderConfig) -> None:
+        super().__init__()
+        width = c.hidden_width
+        self.gate_up_proj = Linear(c.width, 2 * width, parts={"gate_proj": width, "up_proj": width})
+        self.down_proj = Linear(width, c.width)
 
 
 class Block(nn.Module):
-    def __init__(self, c: DecoderConfig, layer: int) -> None:
+    """One layer's weights."""
+
+    def __init__(self, c: DecoderConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(c.width, eps=c.norm_eps)
-        self.self_attn = Attention(c, layer)
+        self.self_attn = Attention(c)
         self.post_attention_layernorm = RMSNorm(c.width, eps=c.norm_eps)
-        self.mlp = GatedMLP(c.width, c.hidden_width)
-
-    def forward(self, x_TE: Tensor, rope: tuple[Tensor, Tensor], batch: BatchView) -> Tensor:
-        x_TE = x_TE + self.self_attn(self.input_layernorm(x_TE), rope, batch)
-        out: Tensor = x_TE + self.mlp(self.post_attention_layernorm(x_TE))
-        return out
+        self.mlp = GatedMLP(c)
 
 
 class Decoder(nn.Module):
+    """Weights in modules, arithmetic in regions between the products.
+
+    `compose()` comes once, when the weights are in place: which regions there are depends on the kernels.
+    """
+
     def __init__(self, c: DecoderConfig) -> None:
         super().__init__()
+        self.config = c
         self.embed_tokens = Embedding(c.vocab_size, c.width)
-        self.layers = nn.ModuleList(Block(c, layer) for layer in range(c.num_layers))
+        self.layers = nn.ModuleList(Block(c) for _ in range(c.num_layers))
         self.norm = RMSNorm(c.width, eps=c.norm_eps)
         self.lm_head = Linear(c.width, c.vocab_size)
         self.rotary = Rotary(c.head_dim, c.max_position, theta=c.rope_theta, scaling=c.rope_scaling)
+        self._regions: dict[str, Region] = {}
+        self._steps: list[LayerStep] = []
+
+    def compose(self, *, kv_dtype: torch.dtype) -> list[Region]:
+        """Build the regions for the kernels in place, and say which they are; equal ones are shared.
+
+        Args:
+            kv_dtype: of the keys and values that `BatchView.attend` takes.
+        """
+        c = self.config
+        heads = Heads(c.num_heads, c.num_kv_heads, c.head_dim, c.norm_eps, c.qkv_bias, c.qk_norm, kv_dtype)
+        blocks = cast("list[Block]", list(self.layers))
+        first = blocks[0].self_attn.qkv_proj
+        self._enter = self._shared(normed(first.codec, c.width, c.norm_eps))
+        self._steps = []
+        for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+            attention, mlp = block.self_attn, block.mlp
+            qkv, o = attention.qkv_proj, attention.o_proj
+            gate_up, down = mlp.gate_up_proj, mlp.down_proj
+            after = None if following is None else following.self_attn.qkv_proj.codec
+            constants = [qkv.bias] if c.qkv_bias else []
+            constants += [attention.q_norm.weight, attention.k_norm.weight] if c.qk_norm else []
+            self._steps.append(
+                LayerStep(
+                    qkv=qkv.product,
+                    rotate=self._shared(rotated(qkv.codec, heads)),
+                    constants=tuple(cast("list[Tensor]", constants)),
+                    encode=self._shared(encoded(o.codec, c.num_heads * c.head_dim)),
+                    o=o.product,
+                    to_mlp=self._shared(added_and_normed(o.codec, gate_up.codec, c.width, c.norm_eps)),
+                    mlp_norm=block.post_attention_layernorm.weight,
+                    gate_up=gate_up.product,
+                    gate=self._shared(gated(gate_up.codec, down.codec, c.hidden_width)),
+                    down=down.product,
+                    leave=self._shared(added_and_normed(down.codec, after, c.width, c.norm_eps)),
+                    next_norm=(self.norm if following is None else following.input_layernorm).weight,
+                )
+            )
+        self._to_logits = self._shared(encoded(self.lm_head.codec, c.width))
+        return list(self._regions.values())
 
     def forward(self, token_ids_T: Tensor, batch: BatchView) -> Tensor:
         x_TE = self.embed_tokens(token_ids_T)
-        rope = self.rotary.tables(batch.positions_T)
-        for block in self.layers:
-            x_TE = block(x_TE, rope, batch)
-        out: Tensor = self.norm(x_TE)
-        return out
+        cos, sin = self.rotary.tables(batch.positions_T)
+        codes, *sides = self._enter(x_TE, cast(Block, self.layers[0]).input_layernorm.weight)
+        for layer, step in enumerate(self._steps):
+            raw = step.qkv(codes)
+            q_THD, k_TKD, v_TKD = step.rotate(cos, sin, *step.constants, raw, *sides)
+            attended_THD = batch.attend(layer, q_THD, k_TKD, v_TKD)
+            codes, *sides = step.encode(attended_THD.flatten(1))
+            x_TE, codes, *sides = step.to_mlp(x_TE, step.mlp_norm, step.o(codes), *sides)
+            codes, *sides = step.gate(step.gate_up(codes), *sides)
+            x_TE, codes, *sides = step.leave(x_TE, step.next_norm, step.down(codes), *sides)
+        return codes  # of the last layer: the final norm
 
     def logits(self, hidden_RE: Tensor) -> Tensor:
-        out: Tensor = self.lm_head(hidden_RE)
-        return out
+        codes, *sides = self._to_logits(hidden_RE)
+        return self.lm_head.codec.decode(self.lm_head.product(codes), *sides)
+
+    def _shared(self, region: Region) -> Region:
+        return self._regions.setdefault(region.name, region)
+
+
+class LayerStep(NamedTuple):
+    """A layer as it is computed, looked up once: attribute chains cost as much as small operations."""
+
+    qkv: Callable[[Tensor], Tensor]
+    rotate: Region
+    constants: tuple[Tensor, ...]
+    encode: Region
+    o: Callable[[Tensor], Tensor]
+    to_mlp: Region
+    mlp_norm: Tensor
+    gate_up: Callable[[Tensor], Tensor]
+    gate: Region
+    down: Callable[[Tensor], Tensor]
+    leave: Region
+    next_norm: Tensor

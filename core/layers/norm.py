@@ -4,16 +4,21 @@ import torch
 from torch import Tensor, nn
 
 
-class RMSNorm(nn.Module):
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x / rms(x) * weight` over the last dimension, in float32.
 
     Each row is reduced on its own and in one order, so the result does not depend on the number of rows.
     """
+    return nn.functional.rms_norm(x, weight.shape, weight, eps)
+
+
+class RMSNorm(nn.Module):
+    """The weight of a norm; what computes with it is a region."""
 
     def __init__(self, width: int, *, eps: float) -> None:
         super().__init__()
-        self.width, self.eps = width, eps
+        self.eps = eps
         self.weight = nn.Parameter(torch.empty(width), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.rms_norm(x, (self.width,), self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)

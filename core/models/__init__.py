@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from core.errors import UnsupportedModel
-from core.layers import BatchView
+from core.layers import BatchView, Region
 
 
 class ModelConfig(Protocol):
@@ -36,6 +37,13 @@ class ModelConfig(Protocol):
 
 class Model(Protocol):
     """A built model. Weights are loaded into its parameters, or modules are swapped for packed ones."""
+
+    def compose(self, *, kv_dtype: torch.dtype) -> list[Region]:
+        """Get ready to compute with the weights in place; returns what is worth compiling.
+
+        Called once, before the first `forward`.
+        """
+        ...
 
     def forward(self, token_ids_T: Tensor, batch: BatchView) -> Tensor:
         """Return the final hidden states, float32 `[T, E]`; the runner picks rows and calls `logits`."""

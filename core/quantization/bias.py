@@ -1,22 +1,30 @@
-"""A bias on top of any packed linear."""
+"""A bias beside any packed linear."""
 
 import torch
 from torch import Tensor, nn
 
+from core.quantization.codec import Encoded
+from core.quantization.kernels import PackedLinear
 
-class Biased(nn.Module):
+
+class Biased(Encoded, nn.Module):
     """`linear(x) + bias`. An addition of each element on its own, so rows stay independent.
 
+    `product` is without the bias: whoever calls it adds `bias` after decoding.
     Shapes: bias float32 `[out]`.
     """
 
     bias: Tensor
+    linear: PackedLinear
 
-    def __init__(self, linear: nn.Module, out_features: int) -> None:
+    def __init__(self, linear: PackedLinear, out_features: int) -> None:
         super().__init__()
-        self.linear = linear
+        self.linear, self.codec = linear, linear.codec
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_buffer("bias", torch.empty(out_features))
 
+    def product(self, codes: Tensor) -> Tensor:
+        return self.linear.product(codes)
+
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x) + self.bias
-        return out
+        return super().forward(x) + self.bias

@@ -10,24 +10,29 @@ load, as torch's operators differ between processors; some need their rows padde
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
 
 from core.errors import ConfigError
+from core.quantization.codec import Codec, Encoded
 
 
 class PackedLinear(Protocol):
     """A module that stands in for `core.layers.Linear`: float32 `[T, in]` -> float32 `[T, out]`.
 
-    Every tensor it reads is a registered buffer, so that memory is counted and the packed form
-    can be kept in a file.
+    `forward(x)` is `codec.decode(product(codes), *sides)` of `codec.encode(x)`. Every tensor a fresh
+    module reads is a registered buffer, so that memory is counted and the packed form can be kept in a
+    file. A kernel with a form of its own in memory has `seal()`, called once all buffers are filled.
     """
 
     in_features: int
     out_features: int
+    codec: Codec
+
+    def product(self, codes: Tensor) -> Tensor: ...
 
     def forward(self, x: Tensor) -> Tensor: ...
 
@@ -57,44 +62,53 @@ def linear_kernels() -> dict[str, LinearKernel]:
     return {name: importlib.import_module(f"{__name__}.{name}").KERNEL for name in names}
 
 
-class RowPadded(nn.Module):
+class RowPadded(Encoded, nn.Module):
     """Feeds a kernel whole multiples of rows, where only those are row-invariant."""
 
-    def __init__(self, linear: nn.Module, row_multiple: int) -> None:
+    linear: PackedLinear
+
+    def __init__(self, linear: PackedLinear, row_multiple: int) -> None:
         super().__init__()
         self.linear, self.row_multiple = linear, row_multiple
+        self.codec = linear.codec
+        self.in_features, self.out_features = linear.in_features, linear.out_features
 
-    def forward(self, x: Tensor) -> Tensor:
-        num_rows = x.shape[0]
-        out: Tensor = self.linear(nn.functional.pad(x, (0, 0, 0, -num_rows % self.row_multiple)))
-        return out[:num_rows]
+    def product(self, codes: Tensor) -> Tensor:
+        num_rows = codes.shape[0]
+        padding = (0, 0, 0, 0, 0, -num_rows % self.row_multiple)
+        return self.linear.product(nn.functional.pad(codes, padding))[:num_rows]
 
 
 def choose_kernel(
-    ggml_type: str,
+    ggml_types: Sequence[str],
     shape: tuple[int, int],
     *,
+    boundaries: Sequence[int] = (0,),
     numerics: str,
     device: str,
     row_multiple: Callable[[LinearKernel], int | None],
 ) -> tuple[LinearKernel, int]:
-    """The best-ranked kernel for a stored type and an `(out, in)` shape, and the multiple of rows it needs.
+    """The best-ranked kernel for stored types and an `(out, in)` shape, and the multiple of rows it needs.
 
     Args:
+        ggml_types: of the stored rows, which may differ where a weight is made of several.
+        boundaries: rows at which another stored weight begins.
         row_multiple: what a kernel needs on this machine; None where it does not work.
     """
     offered = [
         kernel
         for kernel in linear_kernels().values()
-        if ggml_type in kernel.rank
+        if all(ggml_type in kernel.rank for ggml_type in ggml_types)
         and numerics in kernel.numerics
         and device in kernel.devices
         and kernel.fits(*shape)
+        and not any(row % kernel.row_granularity for row in boundaries)
     ]
-    for kernel in sorted(offered, key=lambda kernel: kernel.rank[ggml_type]):
+    for kernel in sorted(offered, key=lambda kernel: max(kernel.rank[name] for name in ggml_types)):
         multiple = row_multiple(kernel)
         if multiple is not None:
             return kernel, multiple
     raise ConfigError(
-        f"numerics={numerics}: no linear kernel for {ggml_type} weights of shape {shape} is usable here"
+        f"numerics={numerics}: no linear kernel for {', '.join(ggml_types)} weights of shape {shape} "
+        "is usable here"
     )

@@ -8,11 +8,13 @@ Error    2^-8 relative per weight (8 significant bits).
 import torch
 from torch import Tensor, nn
 
+from core.quantization.codec import BFLOAT16, Encoded
 from core.quantization.ggml import dequantise
 from core.quantization.kernels import LinearKernel
 
 
-class BFloat16Linear(nn.Module):
+class BFloat16Linear(Encoded, nn.Module):
+    codec = BFLOAT16
     weight: Tensor
 
     def __init__(self, out_features: int, in_features: int) -> None:
@@ -20,8 +22,8 @@ class BFloat16Linear(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         self.register_buffer("weight", torch.empty(out_features, in_features, dtype=torch.bfloat16))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x.bfloat16(), self.weight).float()
+    def product(self, codes: Tensor) -> Tensor:
+        return nn.functional.linear(codes, self.weight)
 
     def rows(self, row_ids: Tensor) -> Tensor:
         """The float32 weights of some rows: an embedding's lookup."""
@@ -35,7 +37,7 @@ def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str) -> None
 
 KERNEL = LinearKernel(
     name="bfloat16",
-    rank={"F32": 0, "F16": 0, "BF16": 0, "Q8_0": 1, "Q4_0": 1, "Q4_1": 1},
+    rank={"F32": 0, "F16": 0, "BF16": 0, "Q8_0": 2, "Q4_0": 2, "Q4_1": 2},
     fits=lambda out_features, in_features: True,
     empty=BFloat16Linear,
     pack=pack,

@@ -7,11 +7,13 @@ Computes float32.
 import torch
 from torch import Tensor, nn
 
+from core.quantization.codec import FLOAT32, Encoded
 from core.quantization.ggml import dequantise
 from core.quantization.kernels import LinearKernel
 
 
-class Float32Linear(nn.Module):
+class Float32Linear(Encoded, nn.Module):
+    codec = FLOAT32
     weight: Tensor
 
     def __init__(self, out_features: int, in_features: int) -> None:
@@ -19,8 +21,8 @@ class Float32Linear(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         self.register_buffer("weight", torch.empty(out_features, in_features))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight)
+    def product(self, codes: Tensor) -> Tensor:
+        return nn.functional.linear(codes, self.weight)
 
     def rows(self, row_ids: Tensor) -> Tensor:
         """The weights of some rows: an embedding's lookup."""

@@ -10,6 +10,7 @@ Source   torch `aten::_weight_int4pack_mm_for_cpu`: `w = (q - 8) * scale + zero`
 import torch
 from torch import Tensor, nn
 
+from core.quantization.codec import BFLOAT16, Encoded
 from core.quantization.ggml import GROUP, decode_rows
 from core.quantization.kernels import LinearKernel
 
@@ -17,7 +18,8 @@ ROWS_PER_TILE = 64
 """The widest tile of output rows that the packed layout interleaves."""
 
 
-class Int4PackedLinear(nn.Module):
+class Int4PackedLinear(Encoded, nn.Module):
+    codec = BFLOAT16
     packed: Tensor
     scales_and_zeros: Tensor
 
@@ -29,11 +31,11 @@ class Int4PackedLinear(nn.Module):
             "scales_and_zeros", torch.empty(in_features // GROUP, out_features, 2, dtype=torch.bfloat16)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            x.bfloat16(), self.packed, GROUP, self.scales_and_zeros
+    def product(self, codes: Tensor) -> Tensor:
+        raw: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            codes.squeeze(1), self.packed, GROUP, self.scales_and_zeros
         )
-        return y.float()
+        return raw.unsqueeze(1)
 
 
 def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str) -> None:
@@ -51,7 +53,7 @@ def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str) -> None
 
 KERNEL = LinearKernel(
     name="int4_packed",
-    rank={"Q4_0": 0, "Q4_1": 0},
+    rank={"Q4_0": 1, "Q4_1": 1},
     fits=lambda out_features, in_features: out_features % ROWS_PER_TILE == 0 and in_features % GROUP == 0,
     empty=Int4PackedLinear,
     pack=pack,

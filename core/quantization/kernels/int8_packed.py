@@ -11,11 +11,13 @@ The layout is plain rows, so a tied embedding reads the same copy.
 import torch
 from torch import Tensor, nn
 
+from core.quantization.codec import BFLOAT16, Encoded
 from core.quantization.ggml import dequantise
 from core.quantization.kernels import LinearKernel
 
 
-class Int8PackedLinear(nn.Module):
+class Int8PackedLinear(Encoded, nn.Module):
+    codec = BFLOAT16
     weight: Tensor
     scale: Tensor
 
@@ -25,8 +27,8 @@ class Int8PackedLinear(nn.Module):
         self.register_buffer("weight", torch.empty(out_features, in_features, dtype=torch.int8))
         self.register_buffer("scale", torch.empty(out_features, dtype=torch.bfloat16))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch._weight_int8pack_mm(x.bfloat16(), self.weight, self.scale).float()
+    def product(self, codes: Tensor) -> Tensor:
+        return torch._weight_int8pack_mm(codes.squeeze(1), self.weight, self.scale).unsqueeze(1)
 
     def rows(self, row_ids: Tensor) -> Tensor:
         """The float32 weights of some rows: an embedding's lookup."""
@@ -45,7 +47,7 @@ def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str) -> None
 
 KERNEL = LinearKernel(
     name="int8_packed",
-    rank={"Q8_0": 0},
+    rank={"Q8_0": 1},
     fits=lambda out_features, in_features: out_features % 32 == 0 and in_features % 32 == 0,
     empty=Int8PackedLinear,
     pack=pack,

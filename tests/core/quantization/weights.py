@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from core.quantization import LinearKernel, decode_rows, dequantise, quantise
+from core.quantization.codec import SPLIT_LEVELS
 from core.quantization.ggml import GROUP
 from core.quantization.kernels import linear_kernels
 
@@ -32,11 +33,14 @@ WEIGHT_ERROR: dict[str, Callable[[Tensor, str], Tensor]] = {
     "float32": lambda raw, ggml_type: torch.zeros_like(dequantise(raw, ggml_type)).double(),
     "bfloat16": lambda raw, ggml_type: BFLOAT16 * dequantise(raw, ggml_type).double().abs(),
     "int8_packed": _int8_error,
+    "int8_split": _int8_error,
     "int4_packed": _int4_error,
 }
 """Kernel -> how far each of its weights may be from the stored one. A new kernel states its bound here."""
-EXACT_PRODUCTS = {"float32"}
+EXACT_PRODUCTS = {"float32", "int8_split"}
 """Kernels that round neither activations nor results to bfloat16."""
+ACTIVATION_STEP = {"int8_split": 1 / SPLIT_LEVELS}
+"""Kernel -> the step activations are rounded to, of their row's largest value."""
 
 
 def cases() -> list[tuple[str, str, tuple[int, int]]]:
