@@ -230,11 +230,13 @@ class Engine:
             session_id=stream.session_id,
             pools=stream.pools,
         )
+        now = monotonic()
+        self._scheduler.advance(now)
         self._scheduler.add(request)
         self._live[request.request_id] = _Live(request, stream)
         stream.engine_id = request.request_id
         self._nobody_lives.clear()
-        self._recorder.submitted(request, stream.request_id, at=monotonic())
+        self._recorder.submitted(request, stream.request_id, at=now)
         self._wake.set()
 
     def abort(self, stream: TokenStream) -> None:
@@ -324,19 +326,26 @@ class Engine:
         try:
             while self._executor.failure is None or await self._revive(self._executor.failure):
                 began_at = monotonic()
+                self._scheduler.advance(began_at)
                 plan = self._scheduler.schedule()
                 if plan is not None:
                     await self._step(plan, began_at=began_at)
                 else:
                     self._recorder.idle()
-                    self._wake.clear()
-                    await self._wake.wait()
+                    await self._rest(self._scheduler.wakes_at)
             log.error("worker_given_up", error=self._trouble, num_restarts=self._num_restarts)
         finally:
             kind = EngineFailed if self._trouble else EngineDraining
             self._trouble = self._trouble or "the engine has ended"
             self._refuse(self._trouble, kind)
             self._end_all(self._trouble)
+
+    async def _rest(self, wakes_at: float | None) -> None:
+        """Wait for something to happen, or for the time at which the scheduler wants to be asked again."""
+        self._wake.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if wakes_at is None else max(0.0, wakes_at - monotonic())):
+                await self._wake.wait()
 
     async def _step(self, plan: StepPlan, *, began_at: float) -> None:
         """Have a plan computed, and deliver. A dead worker is left to the loop."""
@@ -356,8 +365,10 @@ class Engine:
         finally:
             turn.computed_at = self._step_ended_at = monotonic()
             self._step_began_at = None
+        self._scheduler.advance(turn.computed_at)
         if result is not None:
-            outputs = self._scheduler.update(plan, result)
+            took_s = turn.computed_at - turn.submitted_at
+            outputs = self._scheduler.update(plan, result, took_s=took_s)
         else:
             log.error("step_failed", step_id=plan.step_id, num_requests=len(plan.items), error=failure)
             outputs = self._scheduler.fail(plan, failure)

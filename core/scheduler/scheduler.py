@@ -11,7 +11,7 @@ Invariants (`check()` asserts them):
     - a waiting request holds no blocks; a running one holds blocks for all tokens it knew when admitted;
     - a request with tokens in flight is never preempted, and gives its blocks back only at the last
       update of a plan that names it, even if it ended meanwhile;
-    - with nothing in flight, some unfinished request can always be planned.
+    - with nothing in flight, some unfinished request can always be planned, or `wakes_at` says when.
 """
 
 from collections import OrderedDict
@@ -34,7 +34,8 @@ from core.scheduler.waiting import WaitingLine
 class Scheduler:
     """Continuous batching under a token budget, with preemption by recompute.
 
-    Torch-free, clock-free, touched by the event loop alone.
+    Torch-free, clock-free, touched by the event loop alone. What depends on time goes by what `advance`
+    was told; a scheduler that is never told waits for nothing.
 
     Args:
         max_step_tokens: token budget of one step; at least `max_running`, so that every running
@@ -87,6 +88,15 @@ class Scheduler:
     @property
     def num_unfinished(self) -> int:
         return len(self._requests)
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When `schedule` must be called again though it gave None and nothing has happened since."""
+        return self._waiting.wakes_at
+
+    def advance(self, now: float) -> None:
+        """Tell the time, in seconds from any beginning; it never goes back."""
+        self._waiting.advance(now)
 
     @property
     def max_request_tokens(self) -> int:
@@ -158,7 +168,8 @@ class Scheduler:
         self._continue_running(draft)
         self._admit_waiting(draft)
         if not draft.items:
-            assert self._in_flight or not self._requests, "nothing is in flight and nobody can go on"
+            can_go_on = self._in_flight or not self._requests or self.wakes_at is not None
+            assert can_go_on, "nothing is in flight and nobody can go on"
             return None
         self._step_id += 1
         copies = self._manager.take_copies(draft.requests)
@@ -166,9 +177,15 @@ class Scheduler:
         self._in_flight[plan.step_id] = (plan, draft.requests)
         return plan
 
-    def update(self, plan: StepPlan, result: StepResult) -> list[TokenOutput]:
-        """Confirm a step: an output for each request that sampled, none for those that ended meanwhile."""
+    def update(self, plan: StepPlan, result: StepResult, *, took_s: float | None = None) -> list[TokenOutput]:
+        """Confirm a step: an output for each request that sampled, none for those that ended meanwhile.
+
+        Args:
+            took_s: how long it was computed, where that is known.
+        """
         assert result.step_id == plan.step_id
+        if took_s is not None and plan.num_tokens > len(plan.items):
+            self._waiting.computed(plan.num_tokens, took_s)
         requests = self._land(plan)
         samples = iter(result.samples)
         outputs: list[TokenOutput] = []

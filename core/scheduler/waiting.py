@@ -25,6 +25,22 @@ class WaitingLine:
         self._gate = gate
         self._resuming: OrderedDict[str, Request] = OrderedDict()
 
+    def advance(self, now: float) -> None:
+        """Tell the gate the time."""
+        if self._gate is not None:
+            assert now >= self._gate.now, "time goes back"
+            self._gate.now = now
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When the gate must be asked again, though nothing else happens."""
+        return None if self._gate is None else self._gate.wakes_at
+
+    def computed(self, num_tokens: int, seconds: float) -> None:
+        """Tell the gate what a step that computed prompts took."""
+        if self._gate is not None:
+            self._gate.computed(num_tokens, seconds)
+
     def push(self, request: Request, *, is_follower: bool = False) -> None:
         """Queue a newcomer, or who was held back for another's prompt: a follower."""
         if is_follower or self._gate is None or not self._gate.hold(request):
@@ -32,7 +48,7 @@ class WaitingLine:
 
     def let_in(self, *, idle: bool) -> None:
         """Queue the turns that the gate lets go. `idle`: nobody runs, nor is held back elsewhere."""
-        if self._gate is not None and self._gate.is_shut:
+        if self._gate is not None:
             for request in self._gate.release(idle=idle and not self):
                 self._policy.push(request)
 
@@ -47,8 +63,6 @@ class WaitingLine:
     def admit(self, request: Request) -> None:
         """Take out who got blocks, and tell the policy what that gives."""
         if self._resuming.pop(request.request_id, None) is not None:
-            if self._gate is not None:
-                self._gate.resumed(request)
             return
         self._policy.remove(request, admitted=True)
         if self._gate is not None:

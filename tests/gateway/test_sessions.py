@@ -151,7 +151,6 @@ async def test_a_session_that_does_not_fit_beside_others_waits_while_they_are_se
                 if session_gate:
                     await wait_for(lambda: opened.engine.stats().scheduler.num_waiting == 1)
                     assert await turn(server, "a", 2) > 350
-                    assert not late.done()
                 else:
                     await late
             await late

@@ -17,7 +17,11 @@ BLOCK_SIZE = 16
 
 
 class Simulated:
-    """A scheduler that is driven by hand."""
+    """A scheduler that is driven by hand.
+
+    Args:
+        step_s, token_s: what a step costs, and each token in it; nothing, where time does not matter.
+    """
 
     def __init__(
         self,
@@ -31,6 +35,8 @@ class Simulated:
         max_step_tokens: int = 2048,
         policy: str = "first_come",
         gated: bool = False,
+        step_s: float = 0.0,
+        token_s: float = 0.0,
     ) -> None:
         self.manager: KVManager = make_manager(
             reservation, num_blocks, BLOCK_SIZE, prefix_cache=prefix_cache, max_request_tokens=max_model_len
@@ -45,9 +51,17 @@ class Simulated:
             policy=find_policy(policy)(self.manager.match_length),
             gate=open_gate(self.manager) if gated else None,
         )
+        self.now = 0.0
+        """Seconds; whoever drives it adds what passes between two calls."""
+        self.step_s, self.token_s = step_s, token_s
         self.num_step_tokens = 0
         """Of the newest step."""
         self._requests: dict[str, Request] = {}
+
+    @property
+    def wakes_at(self) -> float | None:
+        """Until when nothing is done unless somebody comes; None while there is something to do."""
+        return self.scheduler.wakes_at
 
     def add(
         self, request_id: str, token_ids: Sequence[int], *, max_tokens: int, session_id: str = ""
@@ -59,20 +73,27 @@ class Simulated:
             session_id=session_id,
             sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, seed=0),
         )
+        self.scheduler.advance(self.now)
         self.scheduler.add(request)
         self._requests[request_id] = request
         return request
 
     def step(self, *, answers: dict[str, Sequence[int]] | None = None) -> list[str]:
-        """Plan and confirm one step. Returns who finished.
+        """Plan and confirm one step. Returns who finished: nobody, where the scheduler waits (`wakes_at`).
 
         Args:
             answers: the output of a request, token by token; 7 where there is none.
         """
+        self.scheduler.advance(self.now)
         plan = self.scheduler.schedule()
-        assert plan is not None, "there is nothing to do"
+        if plan is None:
+            assert self.wakes_at is not None, "there is nothing to do"
+            return []
         self.num_step_tokens = plan.num_tokens
-        outputs = self.scheduler.update(plan, self._result(plan, answers or {}))
+        took_s = self.step_s + self.token_s * plan.num_tokens
+        self.now += took_s
+        self.scheduler.advance(self.now)
+        outputs = self.scheduler.update(plan, self._result(plan, answers or {}), took_s=took_s)
         return [output.request_id for output in outputs if output.finish_reason is not None]
 
     def _result(self, plan: StepPlan, answers: dict[str, Sequence[int]]) -> StepResult:

@@ -8,7 +8,9 @@ import pytest
 
 from core import ConfigError, Engine, TokenOutput
 from core.engine.client import TokenStream
-from tests.core.engine.running import collect, config, greedy, ids, opened
+from core.scheduler.sessions import MAX_IDLE_S
+from tests.core.engine.loops import on_each_loop
+from tests.core.engine.running import collect, config, greedy, ids, opened, wait_for
 from tests.fakes.kv_worker import generate_alone
 
 Asked = tuple[str, str, str, Sequence[int]]
@@ -120,3 +122,48 @@ async def test_agents_that_do_not_fit_find_their_prefixes_where_some_of_them_wai
             tasks.create_task(agent(engine, number))
     found_share = num_found / num_known
     assert (found_share > 0.5) == session_gate, found_share
+
+
+def holds_one_back(engine: Engine) -> bool:
+    """Somebody waits although nobody runs."""
+    stats = engine.stats().scheduler
+    return stats.num_waiting == 1 and stats.num_running == 0
+
+
+async def fill_with_two_sessions(engine: Engine) -> None:
+    for number, name in enumerate("ab"):
+        await turn(engine, [number, *range(20, 75)], name)
+
+
+SLOW = "fake:step_s=0.3"
+"""What a session would lose then takes long enough to compute that it is waited for."""
+
+
+@on_each_loop
+async def test_an_idle_engine_waits_for_sessions_and_goes_on_by_itself_when_none_comes() -> None:
+    async with opened(config(SLOW, num_blocks=40, block_size=4)) as engine:
+        await fill_with_two_sessions(engine)
+        third = asyncio.create_task(turn(engine, [2, *range(20, 75)], "c"))
+        await wait_for(lambda: holds_one_back(engine))
+        async with asyncio.timeout(MAX_IDLE_S + 3):  # nothing else happens; its own steps take about one
+            await third
+
+
+async def test_a_session_that_comes_back_is_served_before_the_one_that_waits_for_its_seat() -> None:
+    async with opened(config(SLOW, num_blocks=40, block_size=4)) as engine:
+        await fill_with_two_sessions(engine)
+        third = asyncio.create_task(turn(engine, [2, *range(20, 75)], "c"))
+        await wait_for(lambda: holds_one_back(engine))
+        again = await turn(engine, [0, *range(20, 75), 3, 4], "a")
+        assert again.num_cached_tokens >= 52
+        await third
+
+
+async def test_a_held_request_whose_client_leaves_lets_the_engine_rest() -> None:
+    async with opened(config(SLOW, num_blocks=40, block_size=4)) as engine:
+        await fill_with_two_sessions(engine)
+        third = asyncio.create_task(turn(engine, [2, *range(20, 75)], "c"))
+        await wait_for(lambda: holds_one_back(engine))
+        third.cancel()
+        await wait_for(lambda: engine.stats().scheduler.num_waiting == 0)
+        assert (await turn(engine, [0, *range(20, 75), 3, 4], "a")).num_cached_tokens >= 52

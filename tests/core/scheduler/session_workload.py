@@ -20,6 +20,7 @@ SYSTEM_TOKENS = 16
 FIRST_TOKENS = 64
 TURN_TOKENS = 16
 ANSWER_TOKENS = 8
+STEP_S, TOKEN_S = 0.03, 0.005
 
 
 @dataclass
@@ -35,6 +36,8 @@ class Agent:
     waited_since: int = 0
     longest_wait: int = 0
     """Turns that others began between a prompt of this agent and its first step."""
+    asked_at: float = 0.0
+    longest_wait_s: float = 0.0
 
 
 class SessionWorkload:
@@ -70,6 +73,7 @@ class SessionWorkload:
         self.num_turns_begun = 0
         self.num_steps = 0
         self.was_shut = False
+        self.now = 0.0
 
     @property
     def hit_rate(self) -> float:
@@ -84,14 +88,23 @@ class SessionWorkload:
             for agent in self.agents:
                 if agent.turn is None and agent.num_turns_left and agent.wakes_at <= self.num_steps:
                     self._ask(agent)
+            self._tick()
             plan = self.scheduler.schedule()
             self._check()
             if plan is not None:
                 self._note_begun(plan)
-                self.scheduler.update(plan, _result_of(plan))
+                took_s = STEP_S + TOKEN_S * plan.num_tokens
+                self.now += took_s
+                self._tick()
+                self.scheduler.update(plan, _result_of(plan), took_s=took_s)
                 self._check()
+            else:
+                self.now += STEP_S
             self._read_answers()
         return self
+
+    def _tick(self) -> None:
+        self.scheduler.advance(self.now)
 
     def _ask(self, agent: Agent) -> None:
         number = int(agent.name.rpartition("-")[2])
@@ -106,7 +119,8 @@ class SessionWorkload:
             sampling=greedy(ANSWER_TOKENS),
             session_id=agent.name,
         )
-        agent.waited_since = self.num_turns_begun
+        agent.waited_since, agent.asked_at = self.num_turns_begun, self.now
+        self._tick()
         self.scheduler.add(agent.turn)
         self._check()
 
@@ -117,6 +131,7 @@ class SessionWorkload:
             if turn is None or turn.request_id not in planned or agent.waited_since < 0:
                 continue
             agent.longest_wait = max(agent.longest_wait, self.num_turns_begun - agent.waited_since)
+            agent.longest_wait_s = max(agent.longest_wait_s, self.now - agent.asked_at)
             agent.waited_since = -1
             self.num_turns_begun += 1
             if agent.num_turns_done:
@@ -136,7 +151,7 @@ class SessionWorkload:
             self.scheduler.check()
         if self.gate is not None:
             self.gate.check()
-            self.was_shut = self.was_shut or self.gate.is_shut
+            self.was_shut = self.was_shut or len(self.gate) > 0
 
 
 def _result_of(plan: StepPlan) -> StepResult:

@@ -1,5 +1,6 @@
 """The session gate: whole sessions wait where the cache cannot hold all, and nobody waits for ever."""
 
+import random
 from array import array
 
 import pytest
@@ -8,20 +9,30 @@ from hypothesis import strategies as st
 
 from core.request import Request
 from core.scheduler.policies import find_policy, policy_names
-from core.scheduler.sessions import MAX_PASSES, SessionGate
+from core.scheduler.returns import Gaps, Returns, TokenCost
+from core.scheduler.sessions import (
+    FIRST_GAP_S,
+    MAX_HELD_S,
+    MAX_IDLE_S,
+    MAX_PASSES,
+    MAX_SESSIONS,
+    NUM_LOOKS,
+    SessionGate,
+)
 from tests.core.scheduler.session_workload import SessionWorkload
 from tests.properties.profiles import budget
 from tests.properties.simulation import greedy
 
 POOL = 100
+"""Tokens: two sessions of 40 have room, a third has not."""
 
 
 def turn(
-    session_id: str, *, num_tokens: int, num_found: int = 0, tenant: str = "", token: int = 1
+    session_id: str, *, num_tokens: int, num_found: int = 0, tenant: str = "", number: int = 0
 ) -> Request:
     request = Request(
-        request_id=f"{tenant}/{session_id}/{num_tokens}",
-        token_ids=array("i", [token] * num_tokens),
+        request_id=f"{tenant}/{session_id}/{num_tokens}/{number}",
+        token_ids=array("i", [1] * num_tokens),
         num_prompt_tokens=num_tokens,
         sampling=greedy(1),
         session_id=session_id,
@@ -32,141 +43,307 @@ def turn(
 
 
 def take(gate: SessionGate, request: Request) -> None:
+    """A turn that is let in at once, and over at once."""
+    assert not gate.hold(request)
+    finish(gate, request)
+
+
+def finish(gate: SessionGate, request: Request) -> None:
     gate.admitted(request)
+    gate.check()
     gate.ended(request)
     gate.check()
 
 
-def thrashing() -> SessionGate:
-    """A gate that has seen four sessions of 40 tokens lose all they had in a pool of 100."""
+def hold(gate: SessionGate, request: Request) -> Request:
+    assert gate.hold(request)
+    gate.check()
+    return request
+
+
+def full(*, gap_s: float = 1.0, token_s: float = 0.1) -> SessionGate:
+    """A gate whose two seats belong to `a` and `b`, who come back after `gap_s`; both are away since now."""
     gate = SessionGate(POOL)
-    for name in "abcd":
-        take(gate, turn(name, num_tokens=40))
-    for name in "abcd":
-        take(gate, turn(name, num_tokens=41))
-    assert gate.is_shut
+    gate.computed(1, token_s)
+    for num_tokens in (30, 35, 40):
+        for name in "ab":
+            take(gate, turn(name, num_tokens=num_tokens, num_found=num_tokens - 6 if num_tokens > 30 else 0))
+        gate.now += gap_s
+    gate.now -= gap_s
     return gate
 
 
-def test_sessions_that_lose_what_they_come_back_to_shut_the_gate_and_the_newest_wait():
-    gate = thrashing()
-    waits = [gate.hold(turn(name, num_tokens=42)) for name in "abcd"]
-    assert waits == [False, False, True, True]
-    assert [request.session_id for request in gate] == ["c", "d"]
-    gate.check()
+def test_a_turn_that_has_no_room_beside_the_others_waits():
+    gate = full()
+    hold(gate, turn("c", num_tokens=40))
+    assert [request.session_id for request in gate] == ["c"]
+    assert gate.release(idle=False) == []
 
 
-def test_sessions_that_find_what_they_computed_never_wait():
-    gate = SessionGate(POOL)
-    for num_tokens in range(40, 60):
-        for name in "abcd":
-            assert not gate.hold(turn(name, num_tokens=num_tokens))
-            take(gate, turn(name, num_tokens=num_tokens, num_found=num_tokens - 1))
-    assert not gate.is_shut
-
-
-def test_a_history_that_was_rewritten_is_no_loss():
-    gate = SessionGate(POOL)
-    for token in range(8):
-        for name in "abcd":
-            take(gate, turn(name, num_tokens=40, token=token))
-    assert gate.lost_share == 0
-    assert not gate.is_shut
-
-
-def test_what_was_evicted_by_other_work_than_sessions_does_not_make_them_wait():
-    gate = SessionGate(POOL)
-    for num_tokens in range(20, 40):
-        take(gate, turn("alone", num_tokens=num_tokens))
-    assert gate.lost_share > 0.9
-    assert not gate.is_shut
-
-
-def test_a_shared_beginning_is_no_sessions_own():
-    gate = SessionGate(POOL)
-    take(gate, turn("first", num_tokens=60))
-    for n in range(6):
-        take(gate, turn(f"s{n}", num_tokens=61, num_found=60))
-    for n in range(6):
-        take(gate, turn(f"s{n}", num_tokens=62, num_found=0))
-    assert gate.lost_share > 0.5, "they lose what they share"
-    assert not gate.is_shut, "but together they fit: seven beginnings are one"
+def test_sessions_that_have_a_seat_or_fit_beside_the_others_never_wait():
+    gate = full()
+    take(gate, turn("a", num_tokens=42))
+    take(gate, turn("small", num_tokens=2))
 
 
 def test_requests_without_a_session_never_wait():
-    gate = thrashing()
+    gate = full()
     assert not gate.hold(turn("", num_tokens=90))
+    gate.check()
+
+
+def test_a_request_larger_than_the_room_is_let_into_an_empty_one():
+    gate = SessionGate(POOL)
+    take(gate, turn("huge", num_tokens=99))
 
 
 def test_two_tenants_sessions_of_one_name_have_a_seat_each_or_none():
-    gate = thrashing()
-    assert not gate.hold(turn("a", num_tokens=42))
-    assert gate.hold(turn("a", num_tokens=42, tenant="other"))
+    gate = full()
+    hold(gate, turn("a", num_tokens=42, tenant="other"))
 
 
-def test_a_preemption_that_cost_what_was_computed_counts_as_loss():
-    gate = SessionGate(POOL)
-    for name in "abc":
+def test_a_cached_beginning_needs_no_room():
+    gate = SessionGate(POOL, lambda request: 38 if request.session_id == "like-a" else 0)
+    for name in "ab":
         take(gate, turn(name, num_tokens=40))
-    for _ in range(3):
-        gate.resumed(turn("a", num_tokens=40))
-    assert gate.lost_share > 0.9
-    assert gate.is_shut
-
-
-def test_one_goes_in_any_case_when_there_is_nothing_else_to_do_and_an_idle_one_gives_up_its_seat():
-    gate = thrashing()
-    for name in "cd":
-        gate.hold(turn(name, num_tokens=42))
-    assert gate.release(idle=False) == []
-    assert [request.session_id for request in gate.release(idle=True)] == ["c"]
+    hold(gate, turn("c", num_tokens=40))
+    hold(gate, turn("like-a", num_tokens=40))
+    assert [request.session_id for request in gate.release(idle=False)] == ["like-a"]
     gate.check()
-    assert [gate.hold(turn(name, num_tokens=43)) for name in "abc"] == [True, False, False]
 
 
-def test_the_gate_opens_when_all_that_are_left_fit():
-    gate = thrashing()
-    gate.hold(waiting := turn("c", num_tokens=42))
-    assert gate.discard(waiting)
-    for _ in range(100):
-        take(gate, turn("a", num_tokens=42, num_found=41))
-        gate.release(idle=False)
-    assert not gate.is_shut, "b, c and d never came back"
+def test_an_idle_engine_waits_for_who_is_away_as_long_as_the_loss_would_cost_and_no_longer():
+    gate = full(gap_s=1.0, token_s=0.05)
+    hold(gate, turn("c", num_tokens=40))
+    assert gate.release(idle=True) == []
+    alarm = gate.wakes_at
+    assert alarm is not None
+    loss_s = 40 * 0.05  # a's; that it comes back is likely, not certain
+    assert 0.5 * loss_s < alarm - gate.now < loss_s
+    gate.check()
+    gate.now = alarm
+    assert [request.session_id for request in gate.release(idle=True)] == ["c"]
+    assert gate.wakes_at is None
+    hold(gate, turn("a", num_tokens=42))
 
 
-def test_after_a_restart_nobodys_loss_counts():
-    gate = thrashing()
+def test_who_comes_back_in_time_keeps_its_seat():
+    gate = full(gap_s=1.0, token_s=0.05)
+    hold(gate, turn("c", num_tokens=40))
+    assert gate.release(idle=True) == []
+    gate.now += 0.9
+    take(gate, turn("a", num_tokens=42, num_found=39))
+    assert gate.release(idle=True) == []
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "token_s", "why"),
+    [
+        (30.0, 0.4, "they come back too late to be waited for"),
+        (1.0, 0.001, "what they would lose is computed sooner than they come back"),
+    ],
+)
+def test_an_idle_engine_does_not_wait_in_vain(gap_s: float, token_s: float, why: str):
+    gate = full(gap_s=gap_s, token_s=token_s)
+    hold(gate, turn("c", num_tokens=40))
+    assert gate.release(idle=True), why
+    gate.check()
+
+
+def test_an_idle_engine_never_waits_longer_than_its_bound_whatever_the_loss():
+    gate = full(gap_s=4.0, token_s=100.0)
+    hold(gate, turn("c", num_tokens=40))
+    assert gate.release(idle=True) == []
+    assert gate.wakes_at is not None
+    assert gate.wakes_at <= gate.now + MAX_IDLE_S
+
+
+def test_a_gate_without_a_clock_waits_for_nobody():
+    gate = SessionGate(POOL)
+    for name in "ab":
+        take(gate, turn(name, num_tokens=40))
+    hold(gate, turn("c", num_tokens=40))
+    assert gate.release(idle=True)
+
+
+def test_who_stays_away_for_much_longer_than_usual_has_no_seat_that_others_need():
+    gate = full(gap_s=1.0)
+    gate.now += 10.0
+    take_or_release(gate, turn("c", num_tokens=40))
+    hold(gate, turn("d", num_tokens=70))
+
+
+def take_or_release(gate: SessionGate, request: Request) -> None:
+    """Let in, at the latest when it is asked for while others run."""
+    if gate.hold(request):
+        assert request in gate.release(idle=False)
+    finish(gate, request)
+
+
+def test_sessions_that_never_came_back_are_expected_for_a_few_seconds():
+    gate = SessionGate(POOL)
+    for name in "ab":
+        take(gate, turn(name, num_tokens=40))
+    late = hold(gate, turn("c", num_tokens=40))
+    gate.now = FIRST_GAP_S - 0.1
+    assert gate.release(idle=False) == []
+    gate.now = FIRST_GAP_S
+    assert gate.release(idle=False) == [late]
+
+
+def test_a_seat_is_not_kept_longer_than_the_whole_pool_takes_to_compute():
+    gate = full(gap_s=50.0, token_s=0.1)
+    late = hold(gate, turn("c", num_tokens=40))
+    gate.now += POOL * 0.1
+    assert gate.release(idle=False) == [late]
+
+
+def test_who_waits_or_runs_keeps_its_seat():
+    gate = full()
+    running = turn("a", num_tokens=42)
+    assert not gate.hold(running)
+    gate.now += MAX_HELD_S / 2
+    late = hold(gate, turn("c", num_tokens=40))
+    assert gate.release(idle=False) == [late], "b is gone"
+    gate.check()
+    assert not gate.hold(turn("a", num_tokens=43))
+
+
+def test_a_held_request_that_ends_is_forgotten():
+    gate = full()
+    late = hold(gate, turn("c", num_tokens=40))
+    assert gate.release(idle=True) == []
+    gate.ended(late)
+    assert gate.discard(late)
+    assert not gate.discard(late)
+    assert gate.wakes_at is None
+    gate.check()
+
+
+def test_after_a_restart_nobody_has_a_seat():
+    gate = full()
     gate.clear()
-    assert not gate.is_shut
-    assert gate.lost_share == 0
-    take(gate, turn("a", num_tokens=43))
-    assert gate.lost_share == 0
+    for name in "cd":
+        take(gate, turn(name, num_tokens=40))
+
+
+def test_more_sessions_than_are_remembered_forget_the_oldest():
+    gate = SessionGate(POOL)
+    running = turn("first", num_tokens=2)
+    assert not gate.hold(running)
+    gate.admitted(running)
+    for n in range(MAX_SESSIONS + 10):
+        gate.now += FIRST_GAP_S
+        request = turn(f"s{n}", num_tokens=2)
+        if gate.hold(request):
+            assert gate.release(idle=True) == [request]
+        gate.admitted(request)
+        gate.ended(request)
+    gate.check()
+    gate.ended(running)
+    gate.check()
 
 
 @budget(examples=40)
 @given(st.data())
-def test_a_held_turn_goes_after_so_many_turns_of_others_for_each_that_was_held_before_it(data: st.DataObject):
-    gate = thrashing()
-    inside = [name for name in "abcd" if not gate.hold(turn(name, num_tokens=42))]
-    for n in range(data.draw(st.integers(0, 3))):
-        gate.hold(turn(f"more{n}", num_tokens=data.draw(st.integers(40, 90))))
-    held = [request.session_id for request in gate]
-    num_turns = 0
-    went_at: dict[str, int] = {}
-    while len(went_at) < len(held):
-        name = data.draw(st.sampled_from(inside))
-        request = turn(name, num_tokens=42, num_found=41)
-        request.request_id = f"turn{num_turns}"
-        if not gate.hold(request):
-            take(gate, request)
+def test_a_held_turn_goes_after_so_many_turns_or_seconds_for_each_held_before_it(
+    data: st.DataObject,
+):
+    gate = full(gap_s=1.0)
+    held = [
+        hold(gate, turn(f"more{n}", num_tokens=data.draw(st.integers(40, 90))))
+        for n in range(data.draw(st.integers(1, NUM_LOOKS)))
+    ]
+    began_at, num_turns = gate.now, 0
+    went: dict[str, tuple[int, float]] = {}
+    choose = random.Random(data.draw(st.integers(0, 1 << 16)))
+    step_s = data.draw(st.sampled_from([0.01, 0.2, 1.0]))
+    while len(went) < len(held):
+        gate.now += step_s
+        request = turn(choose.choice("ab"), num_tokens=42, num_found=41)
+        if gate.hold(request):
+            gate.ended(request)
+            gate.discard(request)
+        else:
+            finish(gate, request)
             num_turns += 1
-        for released in gate.release(idle=gate.is_shut and request in tuple(gate)):
-            went_at.setdefault(released.session_id, num_turns)
-            take(gate, released)
+        for released in gate.release(idle=False):
+            went[released.session_id] = num_turns, gate.now - began_at
+            finish(gate, released)
+            num_turns += 1
         gate.check()
-        assert num_turns <= (MAX_PASSES + 1) * (len(held) + 1)
-    for place, name in enumerate(held):
-        assert went_at[name] <= (MAX_PASSES + 1) * (place + 1)
+    for place, request in enumerate(held):
+        turns, seconds = went[request.session_id]
+        assert turns <= (MAX_PASSES + 1) * (place + 1)
+        assert seconds <= (MAX_HELD_S + step_s) * (place + 1)
+
+
+@budget(examples=60)
+@given(seed=st.integers(0, 1 << 32))
+def test_an_idle_engine_always_goes_on_within_its_bound(seed: int):
+    """Whoever came and went before: with nobody running, somebody held is let go within seconds."""
+    choose = random.Random(seed)
+    gate = SessionGate(POOL)
+    gate.computed(1, choose.choice([0.001, 0.05, 1.0]))
+    running: list[Request] = []
+    for number in range(60):
+        gate.now += choose.choice([0.0, 0.3, 4.0])
+        request = turn(choose.choice("abcdef"), num_tokens=choose.randint(5, 95), number=number)
+        if not gate.hold(request):
+            running.append(request)
+            gate.admitted(request)
+        for released in gate.release(idle=not running):
+            running.append(released)
+            gate.admitted(released)
+        gate.check()
+        while running and choose.random() < 0.6:
+            gate.ended(running.pop(choose.randrange(len(running))))
+            gate.check()
+    for request in running:
+        gate.ended(request)
+    while len(gate):
+        since, free = gate.now, gate.release(idle=True)
+        while not free:
+            assert gate.wakes_at is not None
+            assert gate.wakes_at > gate.now, "an alarm in the past"
+            gate.now = gate.wakes_at
+            free = gate.release(idle=True)
+            gate.check()
+        assert gate.now - since <= MAX_IDLE_S
+        for request in free:
+            finish(gate, request)
+
+
+def test_a_usual_gap_is_learned_and_so_is_how_much_it_varies():
+    gaps = Gaps()
+    gaps.add(2.0)
+    assert gaps.latest_s == pytest.approx(6.0), "one gap tells little of the next"
+    for _ in range(20):
+        gaps.add(2.0)
+    assert gaps.latest_s == pytest.approx(4.0, abs=0.1)
+    gaps.add(10.0)
+    assert gaps.latest_s > 10.0
+
+
+def test_what_a_token_costs_is_measured_over_the_last_steps_and_by_their_size():
+    cost = TokenCost()
+    assert cost.token_s == 0.0
+    cost.add(500, 5.0)
+    cost.add(2, 0.5)
+    assert cost.token_s == pytest.approx(0.01, rel=0.15)
+    for _ in range(50):
+        cost.add(500, 1.0)
+    assert cost.token_s == pytest.approx(0.002, rel=0.1)
+
+
+def test_whether_sessions_come_back_is_learned():
+    returns = Returns()
+    for _ in range(50):
+        returns.add(came=False)
+    assert returns.share < 0.05
+    for _ in range(50):
+        returns.add(came=True)
+    assert returns.share > 0.95
 
 
 @pytest.mark.parametrize(
@@ -184,8 +361,10 @@ def test_agents_find_far_more_of_what_they_computed_where_some_of_them_wait(num_
     assert gated.hit_rate > least_gain * without.hit_rate
     assert gated.hit_rate > 0.6
     assert gated.scheduler.stats().num_computed_tokens < 0.7 * without.scheduler.stats().num_computed_tokens
-    longest_wait = max(agent.longest_wait for agent in gated.agents)
-    assert longest_wait <= (MAX_PASSES + 1) * len(gated.agents), "somebody starved"
+    assert gated.now < without.now, "waiting has lost time"
+    for agent in gated.agents:
+        assert agent.longest_wait <= (MAX_PASSES + 1) * len(gated.agents), "somebody starved"
+        assert agent.longest_wait_s <= MAX_HELD_S * len(gated.agents), "somebody starved"
 
 
 def test_agents_that_fit_are_served_as_if_there_were_no_gate():
