@@ -9,18 +9,19 @@ longer looked at.
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from core.errors import CheckpointError, UnsupportedModel
+from core.execution.calibration import Calibration
 from core.execution.probe import kernel_row_multiple
 from core.layers import Embedding, Linear
-from core.models import ModelConfig, ModelSpec
+from core.models import Model, ModelConfig, ModelSpec
 from core.quantization import LinearKernel, PackedLinear, RowPadded, choose_kernel
 from core.quantization.bias import Biased
 from core.quantization.embedding import HasRows, SharedEmbedding, StoredEmbedding
@@ -30,6 +31,8 @@ from core.weights.packed_file import load_packed, readonly_tensor, save_packed
 
 PACK_VERSION = 2
 """Raised whenever a kernel packs differently."""
+WHOLE = "int8_whole"
+"""The kernel that a calibration alone chooses."""
 RUN_BYTES = 2 << 20
 """Float32 bytes of the rows that are unpacked at a time; packing needs about five times as much."""
 
@@ -52,6 +55,15 @@ class _Part:
     first_row: int
 
 
+class Wanted(NamedTuple):
+    """What a kernel is chosen for."""
+
+    types: tuple[str, ...]
+    boundaries: tuple[int, ...]
+    shape: tuple[int, int]
+    whole: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """Where a module's weight comes from, and what it becomes."""
@@ -61,18 +73,35 @@ class _Source:
 
 
 class ModelLoader:
-    """Loads one checkpoint into one model. Used once."""
+    """Loads one checkpoint into one model. Used once.
+
+    Args:
+        calibration: how linears are computed with 8-bit numbers; without one, as carefully as can be.
+        calibrates: load with kernels that keep activations as they are, for finding a calibration.
+    """
 
     def __init__(
-        self, checkpoint: Checkpoint, spec: ModelSpec, config: ModelConfig, *, numerics: str, device: str
+        self,
+        checkpoint: Checkpoint,
+        spec: ModelSpec,
+        config: ModelConfig,
+        *,
+        numerics: str,
+        device: str,
+        calibration: Calibration | None = None,
+        calibrates: bool = False,
     ) -> None:
         self._checkpoint, self._spec, self._config = checkpoint, spec, config
         self._stored = spec.stored[checkpoint.format]
         self._numerics, self._device = numerics, device
+        self._calibration = calibration or Calibration()
+        self._calibrates = calibrates
         self._used = {name for name in checkpoint.tensors if self._stored.ignored(name)}
         self._used.update(name for name in self._stored.config_tensors if name in checkpoint.tensors)
         self._missing: set[str] = set()
-        self._chosen: dict[tuple[tuple[str, ...], tuple[int, ...], int, int], tuple[LinearKernel, int]] = {}
+        self.linears: dict[str, Mapping[str, int] | None] = {}
+        """Every linear by dotted name, with the parts it is stored as (None: as itself)."""
+        self._chosen: dict[Wanted, tuple[LinearKernel, int]] = {}
 
     def load(self, *, identity: str, cache_dir: str) -> LoadedModel:
         """Build, pack and check.
@@ -88,6 +117,9 @@ class ModelLoader:
         tied = self._tied_linear()
         sources = self._place_modules(model, tied)
         self._refuse_leftovers()
+        for linear, norm in cast(Model, model).norms_before().items():
+            if linear in self._calibration.columns:
+                cast(Tensor, model.get_submodule(norm).weight).div_(self._calibration.columns[linear])
         kernels = Counter(source.kernel.name for source in sources.values() if source.kernel)
         key = self._cache_key(identity, sources)
         path = Path(cache_dir) / f"{key[:32]}.packed" if cache_dir else None
@@ -95,7 +127,7 @@ class ModelLoader:
         if cached is not None and _assign_buffers(model, sources, cached):
             return self._finished(model, kernels, sources, from_cache=True)
         for name, source in sources.items():
-            self._fill(model.get_submodule(name), source)
+            self._fill(name, model.get_submodule(name), source)
         if path and save_packed(path, key, dict(_buffers(model, sources))):
             mapped = load_packed(path, key)  # the anonymous copy is given up for the file's own pages
             if mapped is not None:
@@ -152,6 +184,7 @@ class ModelLoader:
         embeddings: list[tuple[str, Embedding]] = []
         for name, module in list(model.named_modules()):
             if isinstance(module, Linear):
+                self.linears[name] = module.parts
                 parts = self._parts(module, name, tied=name == tied)
                 if parts:
                     sources[name] = self._place_linear(model, name, module, parts)
@@ -194,30 +227,42 @@ class ModelLoader:
     def _place_linear(self, model: nn.Module, name: str, linear: Linear, parts: tuple[_Part, ...]) -> _Source:
         types = tuple(sorted({part.tensor.ggml_type for part in parts}))
         boundaries = tuple(part.first_row for part in parts)
-        kernel, multiple = self._choose(types, boundaries, linear.out_features, linear.in_features)
+        whole = name in self._calibration.whole
+        wanted = Wanted(types, boundaries, (linear.out_features, linear.in_features), whole)
+        kernel, multiple = self._choose(wanted)
         module = cast(PackedLinear, kernel.empty(linear.out_features, linear.in_features))
         module = module if multiple == 1 else RowPadded(module, multiple)
         has_bias = linear.bias is not None
         _replace(model, name, cast(nn.Module, Biased(module, linear.out_features) if has_bias else module))
         return _Source(parts, kernel)
 
-    def _choose(
-        self, types: tuple[str, ...], boundaries: tuple[int, ...], out_features: int, in_features: int
-    ) -> tuple[LinearKernel, int]:
+    def _choose(self, wanted: Wanted) -> tuple[LinearKernel, int]:
         """Each kind of weight is tried out once."""
-        wanted = (types, boundaries, out_features, in_features)
         if wanted not in self._chosen:
             self._chosen[wanted] = choose_kernel(
-                types,
-                (out_features, in_features),
-                boundaries=boundaries,
+                wanted.types,
+                wanted.shape,
+                boundaries=wanted.boundaries,
                 numerics=self._numerics,
                 device=self._device,
+                among=lambda kernel: (
+                    (kernel.name == WHOLE) is wanted.whole and not (kernel.is_calibrated and self._calibrates)
+                ),
                 row_multiple=lambda kernel: kernel_row_multiple(
-                    kernel, types[0], (out_features, in_features), numerics=self._numerics
+                    kernel, wanted.types[0], wanted.shape, numerics=self._numerics
                 ),
             )
         return self._chosen[wanted]
+
+    def stored_parts(self, name: str, part_names: Mapping[str, int] | None) -> list[Tensor]:
+        """The weights behind a linear, float32 `[out, in]` each, in the order of the file."""
+        parent = name.rpartition(".")[0]
+        stored = [f"{parent}.{part}" for part in part_names] if part_names else [name]
+        infos = [self._checkpoint.tensors[self._stored.tensor_name(f"{one}.weight")] for one in stored]
+        weights = [dequantise(self._raw(info), info.ggml_type) for info in infos]
+        for info in infos:
+            self._checkpoint.drop_pages(info.name)
+        return weights
 
     def _tensor(self, parameter: str, shape: tuple[int, ...]) -> TensorInfo | None:
         name = self._stored.tensor_name(parameter)
@@ -255,15 +300,17 @@ class ModelLoader:
         raw = readonly_tensor(self._checkpoint.raw(info.name), torch.uint8)
         return raw.view(info.shape[0] if len(info.shape) > 1 else 1, -1)
 
-    def _fill(self, module: nn.Module, source: _Source) -> None:
+    def _fill(self, name: str, module: nn.Module, source: _Source) -> None:
         for part in source.parts:
             if source.kernel is None:
                 module.get_buffer("raw").copy_(self._raw(part.tensor))
             else:
-                self._fill_rows(module, source.kernel, part)
+                self._fill_rows(module, source.kernel, part, columns=self._calibration.columns.get(name))
             self._checkpoint.drop_pages(part.tensor.name)
 
-    def _fill_rows(self, module: nn.Module, kernel: LinearKernel, part: _Part) -> None:
+    def _fill_rows(
+        self, module: nn.Module, kernel: LinearKernel, part: _Part, *, columns: Tensor | None
+    ) -> None:
         info, target = part.tensor, _innermost(module)
         raw = self._raw(info)
         order = self._stored.row_order(self._config, part.linear)
@@ -271,7 +318,7 @@ class ModelLoader:
         run = max(granularity, RUN_BYTES // (4 * info.shape[1]) // granularity * granularity)
         for first in range(0, info.shape[0], run):
             rows = raw[first : first + run] if order is None else raw[order[first : first + run]]
-            kernel.pack(target, part.first_row + first, rows, info.ggml_type)
+            kernel.pack(target, part.first_row + first, rows, info.ggml_type, columns)
         if part.bias is not None:
             bias = dequantise(self._raw(part.bias), part.bias.ggml_type).flatten()
             ordered = bias if order is None else bias[order]
@@ -300,6 +347,10 @@ class ModelLoader:
         ]
         parts += [
             f"{name}={source.kernel.name if source.kernel else 'stored'}" for name, source in sources.items()
+        ]
+        parts += [
+            f"{name}*{hashlib.sha256(columns.numpy().tobytes()).hexdigest()}"
+            for name, columns in self._calibration.columns.items()
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -22,7 +22,8 @@ ROW_SHIFTS = (0, 1, 7, 32)
 """How far rows are moved against their first place: neighbours come and go between steps."""
 MOST_PROBED_FEATURES = 1024
 TOLERANCE = 0.02
-"""Relative error against float64 above which a kernel counts as wrong (bfloat16 gives about 0.003)."""
+"""Relative error against float64 above which a kernel counts as wrong (bfloat16 gives about 0.003, 8 bits
+on both sides 0.015)."""
 
 
 def is_row_invariant(compute: Callable[[Tensor], Tensor], inputs: Tensor, row_counts: Sequence[int]) -> bool:
@@ -49,7 +50,7 @@ def kernel_row_multiple(
     x = torch.randn(65, in_features, generator=generator)
     try:
         module = kernel.empty(out_features, in_features)
-        kernel.pack(module, 0, raw, ggml_type)
+        kernel.pack(module, 0, raw, ggml_type, None)
         result = module(x)
     except (RuntimeError, AttributeError, NotImplementedError):
         return None

@@ -4,31 +4,25 @@ import ctypes
 import hashlib
 import os
 import time
-from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 
 from core.attention.kv_storage import KVStorage, kv_bytes_per_token
 from core.attention.tiled import TILE_TOKENS, RowRule, TiledAttention
 from core.config import EngineConfig
-from core.errors import CheckpointError, ConfigError, UnsupportedModel
-from core.execution.loading import LoadedModel, ModelLoader
+from core.errors import ConfigError
 from core.execution.memory import default_pool_bytes, free_pool_bytes, process_memory
+from core.execution.open_model import open_model
 from core.execution.probe import attention_row_rule, check_elementwise, check_row_reductions
 from core.execution.runner import Runner
 from core.execution.threads import ThreadGovernor, thread_counts
 from core.execution.worker_info import WorkerInfo, WorkerMemory
-from core.models import Model, ModelConfig, ModelSpec, find_model
-from core.quantization import dequantise
-from core.quantization.ggml import FLOAT_DTYPES
+from core.models import Model, ModelConfig
 from core.scheduler.plan import PlannedTokens, StepPlan, StepResult
-from core.weights import Checkpoint, open_checkpoint
-from core.weights.packed_file import readonly_tensor
 
 KV_DTYPES = {"stable": torch.float16, "fast": torch.float16, "reference": torch.float32}
 MOST_DEFAULT_BLOCKS = 1 << 20
-MOST_CONFIG_NUMBERS = 4096
 
 
 class ModelWorker:
@@ -63,7 +57,7 @@ def load_worker(config: EngineConfig) -> ModelWorker:
     device = pick_device(config.device)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    model = _load_model(config, device)
+    model = open_model(config, device)
     model_config, loaded = model.config, model.loaded
     cast(Model, loaded.module).compose(kv_dtype=KV_DTYPES[config.numerics])
     storage = _allocate_storage(config, model_config, device)
@@ -125,31 +119,6 @@ def _threads_agree(runner: Runner, counts: tuple[int, ...], *, num_tokens: int) 
     return all(torch.equal(results[0], other) for other in results[1:])
 
 
-class _OpenedModel(NamedTuple):
-    config: ModelConfig
-    architecture: str
-    identity: str
-    """Digest of what the checkpoint says about itself."""
-    file_bytes: int
-    loaded: LoadedModel
-
-
-def _load_model(config: EngineConfig, device: torch.device) -> _OpenedModel:
-    checkpoint = open_checkpoint(config.checkpoint)
-    try:
-        identity = _identity(checkpoint)
-        architecture = checkpoint.architecture
-        spec, model_config = _read_model(checkpoint, architecture, config)
-        loader = ModelLoader(checkpoint, spec, model_config, numerics=config.numerics, device=device.type)
-        stamps = "".join(_file_stamp(path) for path in checkpoint.files)
-        loaded = loader.load(identity=identity + stamps, cache_dir=config.cache_dir)
-        file_bytes = checkpoint.file_bytes
-    finally:
-        checkpoint.close()
-    loaded.module.to(device)
-    return _OpenedModel(model_config, architecture, identity, file_bytes, loaded)
-
-
 def pick_device(wanted: str) -> torch.device:
     """The device to compute on. Raises `ConfigError` where a GPU is asked for and there is none."""
     if wanted == "cuda" and not torch.cuda.is_available():
@@ -163,47 +132,6 @@ def return_free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):
         return
-
-
-def _read_model(
-    checkpoint: Checkpoint, architecture: str, config: EngineConfig
-) -> tuple[ModelSpec, ModelConfig]:
-    spec = find_model(architecture, path=checkpoint.path)
-    stored = spec.stored.get(checkpoint.format)
-    if stored is None:
-        raise UnsupportedModel(
-            checkpoint.path, f"{architecture} models are read from {', '.join(sorted(spec.stored))}"
-        )
-    small = {name: _numbers(checkpoint, name) for name in stored.config_tensors if name in checkpoint.tensors}
-    metadata = {**checkpoint.metadata, **small}
-    try:
-        if config.max_model_len and not config.allow_longer_context:
-            _check_context(config.max_model_len, own=stored.read_config(metadata, 0).max_position)
-        return spec, stored.read_config(metadata, config.max_model_len)
-    except KeyError as error:
-        raise CheckpointError(checkpoint.path, f"metadata key {error} is missing") from None
-    except ValueError as error:
-        raise CheckpointError(checkpoint.path, str(error)) from None
-
-
-def _check_context(max_model_len: int, *, own: int) -> None:
-    if max_model_len > own:
-        raise ConfigError(
-            f"max_model_len is {max_model_len}; the model's own context is {own} tokens, and beyond it "
-            "answers become worse: give at most that, or set allow_longer_context too"
-        )
-
-
-def _numbers(checkpoint: Checkpoint, name: str) -> list[float]:
-    """A small tensor's values, flat."""
-    info = checkpoint.tensors[name]
-    if info.ggml_type not in FLOAT_DTYPES or not 1 <= info.num_elements <= MOST_CONFIG_NUMBERS:
-        raise CheckpointError(
-            checkpoint.path,
-            f"tensor {name} is {info.ggml_type} of shape {info.shape}; a few floats were expected",
-        )
-    raw = readonly_tensor(checkpoint.raw(name), torch.uint8).view(1, -1)
-    return [float(number) for number in dequantise(raw, info.ggml_type).flatten().tolist()]
 
 
 def _row_rule(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> RowRule:
@@ -263,17 +191,3 @@ def _check_pool(config: EngineConfig, num_bytes: int, *, free: int | None) -> No
         f"{asked}; the KV pool would take {num_bytes} bytes ({num_bytes / 2**30:.1f} GiB) and {free} "
         f"({free / 2**30:.1f} GiB) are free: give less, or leave it out"
     )
-
-
-def _identity(checkpoint: Checkpoint) -> str:
-    """A digest of all that the file says about itself: metadata and where each tensor lies."""
-    digest = hashlib.sha256()
-    digest.update(repr(sorted(checkpoint.metadata.items())).encode())
-    digest.update(repr(sorted(checkpoint.tensors.items())).encode())
-    return digest.hexdigest()
-
-
-def _file_stamp(path: str) -> str:
-    """Changes when the file's content does, short of deceit."""
-    stat = Path(path).stat()
-    return f"/{stat.st_size}/{stat.st_mtime_ns}/{stat.st_ino}"

@@ -45,6 +45,10 @@ class Model(Protocol):
         """
         ...
 
+    def norms_before(self) -> Mapping[str, str]:
+        """Linears by dotted name, and the norm whose output only that linear reads."""
+        ...
+
     def forward(self, token_ids_T: Tensor, batch: BatchView) -> Tensor:
         """Return the final hidden states, float32 `[T, E]`; the runner picks rows and calls `logits`."""
         ...

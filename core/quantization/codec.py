@@ -18,6 +18,7 @@ from torch import Tensor
 SPLIT_LEVELS = 8127
 """Of a 14-bit activation, to either side of zero: both halves below then fit 7 bits and a sign."""
 HALF = 128
+WHOLE_LEVELS = 127
 SMALLEST = 1e-30
 
 
@@ -37,6 +38,12 @@ def _widen(raw: Tensor) -> Tensor:
     return raw.squeeze(1).float()
 
 
+def _whole(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers from -127 to 127, kept as float32, and a scale per row."""
+    highest = x.abs().amax(-1, keepdim=True).clamp(min=SMALLEST)
+    return (x * (WHOLE_LEVELS / highest)).round().unsqueeze(1), highest * (1 / WHOLE_LEVELS)
+
+
 def _split(x: Tensor) -> tuple[Tensor, Tensor]:
     """Whole numbers of 14 bits as two of 7: `x = (128 * high + low) * scale`, per row.
 
@@ -54,6 +61,7 @@ def _join(raw: Tensor, scale: Tensor) -> Tensor:
 
 FLOAT32 = Codec("float32", lambda x: (x.unsqueeze(1),), lambda raw: raw.squeeze(1))
 BFLOAT16 = Codec("bfloat16", lambda x: (x.bfloat16().unsqueeze(1),), _widen, raw_dtype=torch.bfloat16)
+INT8_WHOLE = Codec("int8_whole", _whole, lambda raw, scale: raw.squeeze(1) * scale)
 INT8_SPLIT = Codec("int8_split", _split, _join, rows=2)
 
 

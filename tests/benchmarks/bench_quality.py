@@ -1,6 +1,6 @@
 """How far the default kernels are from the reference: KL, same top token, perplexity.
 
-    python -m tests.benchmarks.bench_quality [--model FILE] [--tokens 4000]
+    python -m tests.benchmarks.bench_quality [--model FILE] [--tokens 4000] [--cache-dir DIR]
 
 Both read the same file; the reference widens the stored weights to float32. The text is the
 project's licence followed by a module of Python's standard library, in windows of 500 tokens.
@@ -9,6 +9,7 @@ project's licence followed by a module of Python's standard library, in windows 
 import argparse
 import argparse as text_module
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,13 +49,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="")
     parser.add_argument("--tokens", type=int, default=4000)
+    parser.add_argument("--cache-dir", default="", help="of packed weights; a new one unless given")
     arguments = parser.parse_args()
     path = arguments.model or str(pull(DEFAULT_MODEL, report=print))
     token_ids = tokenizer_from_gguf(read_checkpoint_metadata(path)).encode(real_text())[: arguments.tokens]
-    workers = {
-        numerics: load_worker(EngineConfig(checkpoint=path, numerics=numerics, num_blocks=40))
-        for numerics in ("stable", "reference")
-    }
+    with tempfile.TemporaryDirectory() as folder:  # a calibration needs one to be kept in
+        cache_dir = arguments.cache_dir or folder
+        workers = {
+            numerics: load_worker(
+                EngineConfig(checkpoint=path, numerics=numerics, num_blocks=40, cache_dir=cache_dir)
+            )
+            for numerics in ("stable", "reference")
+        }
     found: dict[str, list[torch.Tensor]] = {}
     for first in range(0, len(token_ids), WINDOW):
         window = token_ids[first : first + WINDOW]

@@ -43,17 +43,20 @@ class LinearKernel:
 
     `rank[ggml_type]` is its place in the order of preference for a stored type (lower is
     better, absent: not offered). `empty(out, in)` builds the module with unset buffers;
-    `pack(module, first_row, raw, ggml_type)` fills a run of rows, `row_granularity` at a time.
+    `pack(module, first_row, raw, ggml_type, columns)` fills a run of rows, `row_granularity` at a time.
+    `columns` float32 `[in]` multiplies the weights (None: as they are), for kernels that are calibrated.
     """
 
     name: str
     rank: dict[str, int]
     fits: Callable[[int, int], bool]
     empty: Callable[[int, int], nn.Module]
-    pack: Callable[[nn.Module, int, Tensor, str], None]
+    pack: Callable[[nn.Module, int, Tensor, str, Tensor | None], None]
     row_granularity: int = 1
     numerics: frozenset[str] = frozenset({"stable", "fast"})
     devices: frozenset[str] = frozenset({"cpu", "cuda"})
+    is_calibrated: bool = False
+    """Whether it gains by what `core.execution.calibration` finds out."""
 
 
 def linear_kernels() -> dict[str, LinearKernel]:
@@ -87,6 +90,7 @@ def choose_kernel(
     numerics: str,
     device: str,
     row_multiple: Callable[[LinearKernel], int | None],
+    among: Callable[[LinearKernel], bool] = lambda kernel: True,
 ) -> tuple[LinearKernel, int]:
     """The best-ranked kernel for stored types and an `(out, in)` shape, and the multiple of rows it needs.
 
@@ -94,6 +98,7 @@ def choose_kernel(
         ggml_types: of the stored rows, which may differ where a weight is made of several.
         boundaries: rows at which another stored weight begins.
         row_multiple: what a kernel needs on this machine; None where it does not work.
+        among: the kernels that may be chosen.
     """
     offered = [
         kernel
@@ -102,6 +107,7 @@ def choose_kernel(
         and numerics in kernel.numerics
         and device in kernel.devices
         and kernel.fits(*shape)
+        and among(kernel)
         and not any(row % kernel.row_granularity for row in boundaries)
     ]
     for kernel in sorted(offered, key=lambda kernel: max(kernel.rank[name] for name in ggml_types)):

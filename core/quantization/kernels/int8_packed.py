@@ -36,7 +36,8 @@ class Int8PackedLinear(Encoded, nn.Module):
         return self.weight.index_select(0, row_ids).float() * scale.unsqueeze(-1)
 
 
-def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str) -> None:
+def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, columns: Tensor | None) -> None:
+    assert columns is None
     assert isinstance(module, Int8PackedLinear)
     weight = dequantise(raw, ggml_type)
     scale = (weight.abs().amax(1).clamp(min=1e-12) / 127).bfloat16()
