@@ -95,6 +95,14 @@ class Decoder(nn.Module):
         self._regions: dict[str, Region] = {}
         self._steps: list[LayerStep] = []
 
+    def norms_before(self) -> dict[str, str]:
+        """Linears by dotted name, and the norm whose output only that linear reads."""
+        norms: dict[str, str] = {}
+        for layer in range(len(self.layers)):
+            norms[f"layers.{layer}.self_attn.qkv_proj"] = f"layers.{layer}.input_layernorm"
+            norms[f"layers.{layer}.mlp.gate_up_proj"] = f"layers.{layer}.post_attention_layernorm"
+        return norms
+
     def compose(self, *, kv_dtype: torch.dtype) -> list[Region]:
         """Build the regions for the kernels in place, and say which they are; equal ones are shared.
 

@@ -60,7 +60,7 @@ def encoded(codec: Codec, width: int) -> Region:
 def normed(codec: Codec, width: int, eps: float) -> Region:
     """x, norm weight -> codes, sides."""
     return Region(
-        f"normed.{codec.name}.{width}.{eps:g}",
+        f"normed.{codec.name}.{width}.{eps!r}",
         partial(_norm, codec, eps),
         (torch.zeros(Region.ROWS, width), torch.ones(width)),
     )
@@ -73,7 +73,7 @@ def added_and_normed(before: Codec, after: Codec | None, width: int, eps: float)
         after: None for the norm itself, float32.
     """
     return Region(
-        f"added_and_normed.{before.name}.{after.name if after else 'plain'}.{width}.{eps:g}",
+        f"added_and_normed.{before.name}.{after.name if after else 'plain'}.{width}.{eps!r}",
         partial(_add_and_norm, before, after, eps),
         (torch.zeros(Region.ROWS, width), torch.ones(width), *_raw_example(before, width)),
     )
@@ -136,7 +136,7 @@ def _rotate(before: Codec, heads: Heads, cos: Tensor, sin: Tensor, *rest: Tensor
     y = before.decode(*rest[len(bias) + len(norms) :])
     if bias:
         y = y + bias[0]
-    sizes = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
+    sizes = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
     q_THD, k_TKD, v_TKD = torch.split(y.view(y.shape[0], -1, heads.head_dim), sizes, 1)
     if norms:
         q_THD, k_TKD = (
