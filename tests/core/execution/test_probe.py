@@ -15,14 +15,16 @@ from core.execution.probe import (
     is_row_invariant,
     kernel_row_multiple,
 )
-from core.layers.mlp import silu
+from core.layers.decoder_regions import silu
 from core.quantization import LinearKernel, dequantise
+from core.quantization.codec import FLOAT32, Encoded
 from core.quantization.kernels import linear_kernels
 
 
-class Faulty(nn.Module):
+class Faulty(Encoded, nn.Module):
     """A sound float32 product, computed row by row, with one fault."""
 
+    codec = FLOAT32
     weight: Tensor
 
     def __init__(self, out_features: int, in_features: int, fault: str) -> None:
@@ -30,9 +32,9 @@ class Faulty(nn.Module):
         self.out_features, self.in_features, self.fault = out_features, in_features, fault
         self.register_buffer("weight", torch.empty(out_features, in_features))
 
-    def forward(self, x: Tensor) -> Tensor:
-        out = torch.stack([(row.double() @ self.weight.double().T).float() for row in x])
-        num_rows = x.shape[0]
+    def product(self, codes: Tensor) -> Tensor:
+        out = torch.stack([(row.double() @ self.weight.double().T).float() for row in codes])
+        num_rows = codes.shape[0]
         match self.fault:
             case "sees the number of rows":
                 out += num_rows * 1e-3
@@ -45,7 +47,7 @@ class Faulty(nn.Module):
             case "wrong":
                 out *= 1.05
             case "not a number":
-                out[0, 0] = float("nan")
+                out[0, 0, 0] = float("nan")
             case "RuntimeError" | "AttributeError" | "NotImplementedError":
                 raise {e.__name__: e for e in (RuntimeError, AttributeError, NotImplementedError)}[
                     self.fault
@@ -54,7 +56,8 @@ class Faulty(nn.Module):
 
 
 def faulty_kernel(fault: str) -> LinearKernel:
-    def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str) -> None:
+    def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, columns: Tensor | None) -> None:
+        assert columns is None
         assert isinstance(module, Faulty)
         module.weight[first_row : first_row + raw.shape[0]] = dequantise(raw, ggml_type)
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from core.execution.probe import kernel_row_multiple
-from core.quantization import RowPadded, dequantise
+from core.quantization import PackedLinear, RowPadded, dequantise
+from core.quantization.codec import FLOAT32, INT8_SPLIT, SPLIT_LEVELS, Codec, Encoded
 from core.quantization.embedding import HasRows, SharedEmbedding, StoredEmbedding
 from core.quantization.ggml import BLOCK_TYPES, FLOAT_DTYPES
 from core.quantization.kernels import linear_kernels
@@ -59,7 +60,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(name, ggml_type, shape):
     if multiple is None:
         pytest.skip(f"{name} is not offered on this machine: the probe refuses it for {ggml_type} {shape}")
     module = packed(KERNELS[name], stored_weights(ggml_type, shape), ggml_type)
-    linear = module if multiple == 1 else RowPadded(module, multiple)
+    linear = module if multiple == 1 else RowPadded(cast(PackedLinear, module), multiple)
     x = torch.randn(300, shape[1], generator=torch.Generator().manual_seed(2))
     whole = linear(x)
     for first, count in (
@@ -75,6 +76,31 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(name, ggml_type, shape):
         (9, 290),
     ):
         assert torch.equal(linear(x[first : first + count]), whole[first : first + count]), (first, count)
+
+
+@EVERY_CASE
+def test_a_product_is_as_its_codec_says(name, ggml_type, shape):
+    """Whoever joins decoding with what comes after calls the product alone."""
+    module = cast(PackedLinear, packed(KERNELS[name], stored_weights(ggml_type, shape), ggml_type))
+    x = torch.randn(5, shape[1], generator=torch.Generator().manual_seed(4))
+    codes, *sides = module.codec.encode(x)
+    raw = module.product(codes)
+    assert raw.shape == (5, module.codec.rows, shape[0])
+    assert raw.dtype == module.codec.raw_dtype
+    assert torch.equal(module.codec.decode(raw, *sides), module.forward(x))
+
+
+@EVERY_CASE
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_that_is_no_number_spoils_no_other_and_does_not_look_like_one(name, ggml_type, shape, bad):
+    module = packed(KERNELS[name], stored_weights(ggml_type, shape), ggml_type)
+    x = torch.randn(9, shape[1], generator=torch.Generator().manual_seed(5))
+    clean = module(x)
+    x[4, 3] = bad
+    result = module(x)
+    others = [row for row in range(9) if row != 4]
+    assert torch.equal(result[others], clean[others])
+    assert not result[4].isfinite().any()
 
 
 @EVERY_CASE
@@ -128,24 +154,31 @@ def test_a_stored_embedding_gives_exactly_what_the_file_means(ggml_type):
     assert torch.equal(embedding(ids), dequantise(raw, ggml_type)[ids])
 
 
-class CountsRows(nn.Module):
-    """Writes down how many rows it was given."""
+class CountsRows(Encoded, nn.Module):
+    """Doubles, and writes down how many rows it was given."""
 
-    def __init__(self) -> None:
+    in_features = out_features = 5
+
+    def __init__(self, codec: Codec) -> None:
         super().__init__()
+        self.codec = codec
         self.seen: list[int] = []
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.append(x.shape[0])
-        return x * 2
+    def product(self, codes: torch.Tensor) -> torch.Tensor:
+        self.seen.append(codes.shape[0])
+        return codes * 2
 
 
+@pytest.mark.parametrize("codec", [FLOAT32, INT8_SPLIT], ids=lambda codec: codec.name)
 @pytest.mark.parametrize("multiple", [1, 2, 8, 32])
-def test_padding_feeds_whole_multiples_and_returns_the_rows_alone(multiple):
-    counts = CountsRows()
+def test_padding_feeds_whole_multiples_and_returns_the_rows_alone(codec, multiple):
+    counts = CountsRows(codec)
     linear = RowPadded(counts, multiple)
+    assert (linear.codec, linear.in_features, linear.out_features) == (codec, 5, 5)
     for num_rows in (1, 2, 7, 8, 9, 31, 64):
         x = torch.randn(num_rows, 5)
-        assert torch.equal(linear(x), x * 2)
+        unpadded = counts(x)
+        assert torch.equal(linear(x), unpadded)
+        torch.testing.assert_close(unpadded, x * 2, rtol=0.0, atol=2 * x.abs().max().item() / SPLIT_LEVELS)
         assert counts.seen[-1] % multiple == 0
         assert num_rows <= counts.seen[-1] < num_rows + multiple

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from core.quantization import LinearKernel, decode_rows, dequantise, quantise
-from core.quantization.codec import SPLIT_LEVELS
+from core.quantization.codec import SPLIT_LEVELS, WHOLE_LEVELS
 from core.quantization.ggml import GROUP
 from core.quantization.kernels import linear_kernels
 
@@ -29,17 +29,27 @@ def _int8_error(raw: Tensor, ggml_type: str) -> Tensor:
     return (scale / 2).expand_as(weight)
 
 
+def _pairs_limited_error(raw: Tensor, ggml_type: str) -> Tensor:
+    """No two neighbours of a row may add up to more than 128 steps, to either side."""
+    weight = dequantise(raw, ggml_type).double()
+    even = nn.functional.pad(weight, (0, weight.shape[1] % 2)).view(weight.shape[0], -1, 2)
+    same_sign = torch.maximum(even.clamp(min=0).sum(-1), -even.clamp(max=0).sum(-1))
+    scale = torch.maximum(weight.abs().amax(1), same_sign.amax(1)) / 127
+    return (scale.unsqueeze(1) / 2 * (1 + 2.0**-20)).expand_as(weight)
+
+
 WEIGHT_ERROR: dict[str, Callable[[Tensor, str], Tensor]] = {
     "float32": lambda raw, ggml_type: torch.zeros_like(dequantise(raw, ggml_type)).double(),
     "bfloat16": lambda raw, ggml_type: BFLOAT16 * dequantise(raw, ggml_type).double().abs(),
     "int8_packed": _int8_error,
     "int8_split": _int8_error,
+    "int8_whole": _pairs_limited_error,
     "int4_packed": _int4_error,
 }
 """Kernel -> how far each of its weights may be from the stored one. A new kernel states its bound here."""
-EXACT_PRODUCTS = {"float32", "int8_split"}
+EXACT_PRODUCTS = {"float32", "int8_split", "int8_whole"}
 """Kernels that round neither activations nor results to bfloat16."""
-ACTIVATION_STEP = {"int8_split": 1 / SPLIT_LEVELS}
+ACTIVATION_STEP = {"int8_split": 1 / SPLIT_LEVELS, "int8_whole": 1 / WHOLE_LEVELS}
 """Kernel -> the step activations are rounded to, of their row's largest value."""
 
 
@@ -70,5 +80,5 @@ def packed(kernel: LinearKernel, raw: Tensor, ggml_type: str, *, rows_at_a_time:
     for buffer in module.buffers():  # what a run leaves out must not look right by luck
         buffer.view(torch.uint8).fill_(0x7F)
     for first in range(0, num_rows, rows_at_a_time or num_rows):
-        kernel.pack(module, first, raw[first : first + (rows_at_a_time or num_rows)], ggml_type)
+        kernel.pack(module, first, raw[first : first + (rows_at_a_time or num_rows)], ggml_type, None)
     return module
