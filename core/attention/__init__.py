@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from core.attention.kv_storage import KVStorage
+from core.attention.kv_storage import KVStorage, gather_blocks
 
-__all__ = ["AttentionBackend", "AttentionPlan", "KVStorage", "Span"]
+__all__ = ["AttentionBackend", "AttentionPlan", "KVStorage", "Span", "gather_blocks"]
 
 
 class Span(NamedTuple):
