@@ -112,12 +112,12 @@ def test_the_default_pool_and_context_come_from_the_machine_and_the_checkpoint(c
 def test_a_worker_tells_what_it_is(checkpoint, tmp_path):
     info = load_worker(EngineConfig(checkpoint=checkpoint, num_blocks=4, device="cpu")).info
     assert (info.architecture, info.vocab_size) == ("llama", 64)
-    assert sum(info.kernels.values()) == 2 * 7 + 1
     assert info.model_file_bytes == (tmp_path / "tiny.gguf").stat().st_size
-    assert info.kernels == {"int4_packed": 2 * 5, "bfloat16": 2 * 2, "int8_packed": 1}
-    four_bit = 2 * (2 * 64 * 64 + 3 * 128 * 64)  # half a byte and a 32nd of 4 bytes each
-    narrow, tied_output = 2 * 2 * 32 * 64 * 2, 64 * 64 + 64 * 2
-    assert info.packed_weight_bytes == four_bit * 5 // 8 + narrow + tied_output
+    assert info.kernels == {"int8_split": 2 * 4 + 1}, "one of queries, keys and values, one of gate and up"
+    rows_of_64, rows_of_128 = 2 * (64 + 2 * 32 + 64 + 2 * 128) + 64, 2 * 64
+    embedding = 64 * 64 // 32 * 34  # as stored: the output's kernel has no plain rows to share
+    eight_bit = rows_of_64 * (64 + 4) + rows_of_128 * (128 + 4)  # a byte each, and a scale per row
+    assert info.packed_weight_bytes == eight_bit + embedding
     assert info.load_s > 0
     assert info.num_threads == torch.get_num_threads()
 
