@@ -12,6 +12,7 @@ Numerics = Literal["stable", "fast", "reference"]
 ExecutorKind = Literal["thread", "process"]
 KVReservation = Literal["paged", "max", "power_of_two", "oracle"]
 BatchingKind = Literal["continuous", "static"]
+CompileKind = Literal["auto", "off"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +50,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_deadline_s: float = 600.0
     """Loading that takes longer counts as hung."""
     cache_dir: str = ""
-    """Where packed weights and probe results may be kept; empty: keep nothing."""
+    """Where packed weights, probe results and compiled parts may be kept; empty: keep nothing."""
+    compile: CompileKind = "auto"
+    """Run compiled parts of the model that are kept, and compile the others in the background; `off`: all
+    runs eagerly."""
     prefix_cache: bool = True
     """Reuse KV of equal prefixes."""
     kv_reservation: KVReservation = "paged"

@@ -75,6 +75,9 @@ ServedModel: TypeAlias = Annotated[
 KVReservation: TypeAlias = Annotated[
     Text, _option("for comparison: paged, max, power_of_two or oracle [paged]", "KIND")
 ]
+Compile: TypeAlias = Annotated[
+    Text, _option("auto: run compiled parts, and make them in the background; off [auto]", "WHEN")
+]
 Policy: TypeAlias = Annotated[
     Text,
     _option("first_come, longest_prefix, least_attained or fair_tenants goes first [first_come]", "NAME"),
@@ -109,6 +112,7 @@ def serve(
     step_deadline: Annotated[Text, _option("a longer step counts as hung [120]", "SECONDS")] = None,
     load_deadline: Annotated[Text, _option("longer loading counts as hung [600]", "SECONDS")] = None,
     cache_dir: Annotated[Text, _option("where packed weights are kept", "FOLDER")] = None,
+    compile: Compile = None,  # noqa: A002  -- the option's name
     prefix_cache: Annotated[Flag, _flag("reuse KV of equal prefixes")] = None,
     kv_reservation: KVReservation = None,
     batching: Annotated[Text, _option("for comparison: continuous or static [continuous]", "KIND")] = None,

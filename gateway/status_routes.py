@@ -61,7 +61,10 @@ async def readyz(http: web.Request) -> web.Response:
         return _json(
             {"status": "unready", "detail": "; ".join(unready)}, status=HTTPStatus.SERVICE_UNAVAILABLE
         )
-    return _json({"status": "ready", "models": list(http.app[BACKENDS].models())})
+    answer: dict[str, object] = {"status": "ready", "models": list(http.app[BACKENDS].models())}
+    if detail := "; ".join(health.detail for b in backends if (health := b.health()).detail):
+        answer["detail"] = detail
+    return _json(answer)
 
 
 async def metrics(http: web.Request) -> web.Response:

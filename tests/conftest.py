@@ -9,6 +9,9 @@ from hypothesis import HealthCheck, settings
 from core import CheckpointError
 from gateway.model_store import DEFAULT_MODEL, cached_model
 
+os.environ.setdefault("TIDEGATE_COMPILE", "off")
+"""Hundreds of servers start here: none of them starts a compiler, unless a test is about that."""
+
 THOROUGH = os.environ.get("TIDEGATE_THOROUGH", "") not in ("", "0")
 
 # Deadlines per example measure the machine's other work, not ours.

@@ -4,12 +4,15 @@ import ctypes
 import hashlib
 import os
 import time
+from pathlib import Path
 from typing import cast
 
+import msgspec
 import torch
 
 from core.attention.kv_storage import KVStorage, kv_bytes_per_token
 from core.attention.tiled import TILE_TOKENS, RowRule, TiledAttention
+from core.compiled.adoption import CompiledRegions
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.execution.memory import default_pool_bytes, free_pool_bytes, process_memory
@@ -28,10 +31,13 @@ MOST_DEFAULT_BLOCKS = 1 << 20
 class ModelWorker:
     """Computes plans with real tensors. Called from one thread only."""
 
-    def __init__(self, info: WorkerInfo, runner: Runner, governor: ThreadGovernor) -> None:
-        self.info, self.runner, self._governor = info, runner, governor
+    def __init__(
+        self, info: WorkerInfo, runner: Runner, governor: ThreadGovernor, compiled: CompiledRegions
+    ) -> None:
+        self.info, self.runner, self._governor, self._compiled = info, runner, governor, compiled
 
     def execute(self, plan: StepPlan) -> StepResult:
+        self._compiled.look()
         num_threads = self._governor.choose(plan.num_tokens)
         if num_threads != torch.get_num_threads():
             torch.set_num_threads(num_threads)
@@ -40,9 +46,11 @@ class ModelWorker:
         return result
 
     def memory(self) -> WorkerMemory:
-        return process_memory()
+        self._compiled.look()  # an idle server's regions arrive too
+        return msgspec.structs.replace(process_memory(), regions=self._compiled.status())
 
     def close(self) -> None:
+        self._compiled.close()
         del self.runner
 
 
@@ -59,7 +67,7 @@ def load_worker(config: EngineConfig) -> ModelWorker:
         torch.set_num_threads(config.num_threads)
     model = open_model(config, device)
     model_config, loaded = model.config, model.loaded
-    cast(Model, loaded.module).compose(kv_dtype=KV_DTYPES[config.numerics])
+    regions = cast(Model, loaded.module).compose(kv_dtype=KV_DTYPES[config.numerics])
     storage = _allocate_storage(config, model_config, device)
     attention = TiledAttention(
         num_heads=model_config.num_heads,
@@ -67,6 +75,9 @@ def load_worker(config: EngineConfig) -> ModelWorker:
         head_dim=model_config.head_dim,
         row_rule=_row_rule(config, model_config, device),
     )
+    regions += attention.regions(storage.block_size, storage.dtype)
+    compiled = CompiledRegions(regions, folder=_compiled_folder(config, device))
+    compiled.adopt_kept()
     runner = Runner(cast(Model, loaded.module), storage, attention, device=device)
     counts = _thread_counts(config, runner, device, longest=model_config.max_position)
     info = WorkerInfo(
@@ -87,7 +98,15 @@ def load_worker(config: EngineConfig) -> ModelWorker:
         namespace=hashlib.sha256(f"{model.identity}/{config.numerics}/{storage.dtype}".encode()).digest(),
     )
     return_free_memory()  # last: the probes and the checkpoint's metadata are gone by now
-    return ModelWorker(info, runner, ThreadGovernor(counts))
+    compiled.compile_missing()
+    return ModelWorker(info, runner, ThreadGovernor(counts), compiled)
+
+
+def _compiled_folder(config: EngineConfig, device: torch.device) -> str:
+    """Empty where nothing is to run compiled: `reference` is what compiled parts are compared with."""
+    if config.compile == "off" or config.numerics == "reference" or device.type != "cpu":
+        return ""
+    return str(Path(config.cache_dir) / "compiled") if config.cache_dir else ""
 
 
 def _thread_counts(

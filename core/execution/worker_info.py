@@ -27,6 +27,38 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Tagged digest of model, numerics and KV dtype: the root of every cache key."""
 
 
+class RegionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How many parts of a model run compiled (`core.compiled`)."""
+
+    num_regions: int = 0
+    num_compiled: int = 0
+    num_waiting: int = 0
+    """Compiled while serving, with other bits than now: used from the next start on."""
+    num_refused: int = 0
+    """That did not compile, or whose results were not close enough or not row-invariant."""
+    num_compilations: int = 0
+    """Regions compiled since the start, by the background child. None is compiled twice, none here."""
+    compiling: bool = False
+    note: str = ""
+    """What keeps regions from being compiled, in words."""
+
+    @property
+    def num_eager(self) -> int:
+        """That run eagerly and are not waiting."""
+        return self.num_regions - self.num_compiled - self.num_waiting
+
+    def describe(self) -> str:
+        """In words, for a person; empty where a worker has no regions."""
+        if not self.num_regions:
+            return ""
+        text = f"{self.num_compiled} of {self.num_regions} parts of the model run compiled"
+        if self.num_waiting:
+            text += f", {self.num_waiting} are compiled for the next start"
+        if self.compiling:
+            text += ", others are being compiled"
+        return f"{text}; {self.note}" if self.note else text
+
+
 class WorkerMemory(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's own view of its memory, in bytes, from /proc/self/smaps_rollup (0: unknown)."""
 
@@ -34,3 +66,5 @@ class WorkerMemory(msgspec.Struct, frozen=True, kw_only=True):
     pss_bytes: int = 0
     anonymous_bytes: int = 0
     file_bytes: int = 0
+    regions: RegionStatus = RegionStatus()
+    """Looked at on the same occasion."""

@@ -21,7 +21,7 @@ from gateway.errors import GenerationFailed, InvalidRequest
 from gateway.events import Event, Usage
 from gateway.generation import PromptEncoder, sampling_params
 from gateway.request import GenerateRequest, Message, Prompt
-from gateway.telemetry.engine_gauges import engine_gauges
+from gateway.telemetry.engine_gauges import engine_gauges, region_gauges
 from tokenization import (
     ChatTemplate,
     NoChatTemplate,
@@ -48,6 +48,9 @@ class LocalBackend:
         self._model_id = model_id
         self._draining = False
         self._memory: dict[str, int] = {}
+        self._regions: dict[str, int] = {}
+        self._regions_text = ""
+        self._num_compilations = 0
         # What the pool cannot hold is no context either.
         self._max_context_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
         self._encoder = PromptEncoder(
@@ -175,7 +178,7 @@ class LocalBackend:
         return BackendHealth(
             alive=health.alive,
             ready=health.alive and health.accepting and health.stalled is None,
-            detail=health.reason or health.stalled or "",
+            detail=health.reason or health.stalled or self._regions_text,
         )
 
     async def drain(self, *, deadline_s: float) -> None:
@@ -192,10 +195,21 @@ class LocalBackend:
                 "anonymous": memory.anonymous_bytes,
                 "file": memory.file_bytes,
             }
+            regions = memory.regions
+            self._regions_text = regions.describe()
+            self._regions = {
+                "compiled": regions.num_compiled,
+                "eager": regions.num_eager,
+                "next_start": regions.num_waiting,
+            }
+            self._num_compilations = regions.num_compilations
             await asyncio.sleep(MEMORY_EVERY_S)
 
     def gauges(self) -> tuple[Gauge, ...]:
-        return tuple(engine_gauges(self._engine, memory=self._memory))
+        return (
+            *engine_gauges(self._engine, memory=self._memory),
+            *region_gauges(self._regions, num_compilations=self._num_compilations),
+        )
 
     def explain(self, request_id: str) -> tuple[Mapping[str, object], ...]:
         return tuple(msgspec.structs.asdict(each) for each in self._engine.explain(request_id))

@@ -63,7 +63,7 @@ def _checks(config: ServerConfig) -> Iterator[Check]:
     if summary is not None:
         yield _memory(config, summary)
     yield _packed_cache(config)
-    yield _compiler()
+    yield _compiler(config)
     yield _port(config)
 
 
@@ -196,11 +196,21 @@ def _packed_cache(config: ServerConfig) -> Check:
     )
 
 
-def _compiler() -> Check:
-    found = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
-    return Check(
-        name="compiler", status=Status.OK, found=found or "none", why="not needed: nothing is compiled"
-    )
+def _compiler(config: ServerConfig) -> Check:
+    """What parts of the model are compiled with, in the background; without it they run eagerly."""
+    found = shutil.which(os.environ.get("CXX", "g++"))
+    folder = Path(config.engine.cache_dir or cache_folder() / "packed") / "compiled"
+    kept = len(list(folder.glob("*.few.so"))) if folder.is_dir() else 0
+    if config.engine.compile == "off":
+        status, why = Status.OK, "not used: compile=off"
+    elif found is None:
+        status, why = (
+            Status.NOTE,
+            f"parts of the model run eagerly, which is slower, but for {kept} kept ones",
+        )
+    else:
+        status, why = Status.OK, f"compiles parts of the model in the background; {kept} are kept"
+    return Check(name="compiler", status=status, found=found or "none", why=why)
 
 
 def _port(config: ServerConfig) -> Check:

@@ -21,6 +21,20 @@ def engine_gauges(engine: Engine, *, memory: Mapping[str, int]) -> Iterator[Gaug
     yield Gauge("tidegate_kv_bytes", "Size of the KV pool.", info.kv_bytes)
 
 
+def region_gauges(regions: Mapping[str, int], *, num_compilations: int) -> Iterator[Gauge]:
+    """How many parts of the model run compiled, by the worker's newest sample."""
+    yield from _labelled(
+        "regions",
+        "Parts of the model: compiled, eager, or compiled and waiting for the next start.",
+        label="state",
+        values=regions,
+        counter=False,
+    )
+    yield _counter(
+        "compilations", "Parts compiled in the background since the worker's start.", num_compilations
+    )
+
+
 def _queue_gauges(engine: Engine) -> Iterator[Gauge]:
     now = engine.stats().scheduler
     yield Gauge("tidegate_requests_running", "Requests being computed.", now.num_running)

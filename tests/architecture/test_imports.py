@@ -21,6 +21,7 @@ CORE_HEIGHT = {
     "core.engine": 5,
     "core.scheduler": 4, "core.execution": 4,
     "core.cache": 3, "core.models": 3, "core.sampling": 3, "core.attention": 3, "core.weights": 3,
+    "core.compiled": 3,
     "core.layers": 2,
     "core.quantization": 1,
     "core.request": 0, "core.config": 0, "core.errors": 0,

@@ -61,7 +61,7 @@ async def answer(client: AsyncOpenAI, content: str) -> tuple[str, str, int, int]
 
 @asynccontextmanager
 async def served(model: Path, cache: Path, **engine: Any) -> AsyncIterator[tuple[Server, AsyncOpenAI]]:
-    config = EngineConfig(checkpoint=str(model), cache_dir=str(cache), **engine)
+    config = EngineConfig(checkpoint=str(model), cache_dir=str(cache), compile="off", **engine)
     async with (
         serving(open_local_backend, engine=config, model_id="smollm2-135m") as server,
         AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600) as client,

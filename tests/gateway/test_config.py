@@ -54,6 +54,7 @@ ANOTHER_VALUE: dict[str, tuple[str, object]] = {
     "step_deadline_s": ("2.5", 2.5),
     "load_deadline_s": ("30", 30.0),
     "cache_dir": ("/var/cache/x", "/var/cache/x"),
+    "compile": ("off", "off"),
     "prefix_cache": ("0", False),
     "kv_reservation": ("oracle", "oracle"),
     "batching": ("static", "static"),

@@ -22,7 +22,10 @@ QUESTION = "What is the capital of France? Answer in one short sentence."
 async def served(model: Path) -> AsyncIterator[tuple[Server, AsyncOpenAI]]:
     # One server per test, since each test has its own loop; few blocks, so that it is small.
     engine = EngineConfig(
-        checkpoint=str(model), num_blocks=512, cache_dir=os.environ.get("TIDEGATE_CACHE_DIR", "")
+        checkpoint=str(model),
+        num_blocks=512,
+        cache_dir=os.environ.get("TIDEGATE_CACHE_DIR", ""),
+        compile="off",
     )
     async with (
         serving(open_local_backend, engine=engine, model_id="smollm2-135m") as server,

@@ -28,6 +28,7 @@ async def served(model: Path, *, trace: str = "", **changes: Any) -> AsyncIterat
         num_blocks=256,
         trace=trace,
         cache_dir=os.environ.get("TIDEGATE_CACHE_DIR", ""),
+        compile="off",
     )
     async with serving(open_local_backend, engine=engine, model_id="smollm2-135m", **changes) as server:
         yield server

@@ -37,6 +37,7 @@ def client(default_model_path: Path) -> Iterator[OpenAI]:
         num_blocks=512,
         max_model_len=2048,
         cache_dir=os.environ.get("TIDEGATE_CACHE_DIR", ""),
+        compile="off",
     )
 
     @asynccontextmanager

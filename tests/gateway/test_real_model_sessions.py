@@ -27,6 +27,7 @@ async def served(model: Path, *, api_key_file: str = "", **options: Any) -> Asyn
     engine = EngineConfig(
         checkpoint=str(model),
         cache_dir=os.environ.get("TIDEGATE_CACHE_DIR", ""),
+        compile="off",
         **{"num_blocks": 256, **options},
     )
     async with serving(

@@ -25,7 +25,10 @@ LOG = "Day 1: wind from the west, all well. " * 12
 @asynccontextmanager
 async def served(model: Path, **changes: Any) -> AsyncIterator[Server]:
     engine = EngineConfig(
-        checkpoint=str(model), num_blocks=256, cache_dir=os.environ.get("TIDEGATE_CACHE_DIR", "")
+        checkpoint=str(model),
+        num_blocks=256,
+        cache_dir=os.environ.get("TIDEGATE_CACHE_DIR", ""),
+        compile="off",
     )
     async with serving(open_local_backend, engine=engine, model_id="smollm2-135m", **changes) as server:
         yield server
@@ -91,6 +94,7 @@ async def test_who_comes_when_the_queue_is_full_is_told_when_to_come_again(defau
         num_blocks=256,
         max_running=1,
         cache_dir=os.environ.get("TIDEGATE_CACHE_DIR", ""),
+        compile="off",
     )
     async with (
         serving(open_local_backend, engine=engine, model_id="smollm2-135m", max_queued=1) as server,

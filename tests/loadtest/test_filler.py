@@ -114,7 +114,10 @@ def test_an_empty_live_answer_leaves_no_empty_message() -> None:
 @pytest.mark.slow
 async def test_each_word_is_one_token_for_the_real_tokenizer(default_model_path: Path) -> None:
     engine = EngineConfig(
-        checkpoint=str(default_model_path), num_blocks=64, cache_dir=os.environ.get("TIDEGATE_CACHE_DIR", "")
+        checkpoint=str(default_model_path),
+        num_blocks=64,
+        cache_dir=os.environ.get("TIDEGATE_CACHE_DIR", ""),
+        compile="off",
     )
     async with (
         serving(open_local_backend, engine=engine, model_id="smollm2-135m") as server,

@@ -91,6 +91,7 @@ async def real_model(path: Path) -> AsyncIterator[tuple[Server, Opened]]:
         num_blocks=96,
         max_running=8,
         cache_dir=os.environ.get("TIDEGATE_CACHE_DIR", ""),
+        compile="off",
     )
 
     @asynccontextmanager

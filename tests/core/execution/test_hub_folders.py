@@ -50,7 +50,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def load(folder: Path, *, numerics: Numerics = "reference", cache_dir: Path | str = "") -> ModelWorker:
     return load_worker(
-        EngineConfig(checkpoint=str(folder), numerics=numerics, num_blocks=40, cache_dir=str(cache_dir))
+        EngineConfig(
+            checkpoint=str(folder), numerics=numerics, num_blocks=40, cache_dir=str(cache_dir), compile="off"
+        )
     )
 
 

@@ -21,7 +21,9 @@ SHAPE = TinyShape(vocab_size=64, num_layers=1, context=64, linear_type="Q4_1", e
 
 
 def load(path: Path, *, cache_dir: Path | str = "", numerics: Numerics = "stable") -> ModelWorker:
-    config = EngineConfig(checkpoint=str(path), num_blocks=8, cache_dir=str(cache_dir), numerics=numerics)
+    config = EngineConfig(
+        checkpoint=str(path), num_blocks=8, cache_dir=str(cache_dir), compile="off", numerics=numerics
+    )
     return load_worker(config)
 
 
@@ -232,8 +234,9 @@ def test_an_output_tensor_of_its_own_is_used(tmp_path):
     torch.testing.assert_close(model_of(worker).lm_head(torch.eye(64)).T, expected)
 
 
-def cache_files(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+def cache_files(folder: Path, kind: str = "packed") -> list[Path]:
+    """Beside packed weights lies how they were calibrated, where a kernel is."""
+    return sorted(folder.glob(f"*.{kind}")) if folder.is_dir() else []
 
 
 CACHED_SHAPES = {
@@ -249,17 +252,22 @@ CACHED_SHAPES = {
 @pytest.mark.parametrize("numerics", ["stable", "reference"])
 def test_a_second_load_maps_the_cache_file_and_gives_the_same_bits(name, numerics, tmp_path):
     path = write_tiny_llama(tmp_path / "tiny.gguf", CACHED_SHAPES[name])
-    plain = load(path, numerics=numerics)
-    expected = logits(plain)
+    elsewhere = load(path, cache_dir=tmp_path / "elsewhere", numerics=numerics)
+    expected = logits(elsewhere)
     first = load(path, cache_dir=tmp_path / "cache", numerics=numerics)
     assert torch.equal(logits(first), expected)
+    is_calibrated = bool(cache_files(tmp_path / "cache", "calibration"))
+    assert is_calibrated == (numerics == "stable" and name != "untied, floats")
+    if not is_calibrated:
+        assert torch.equal(logits(load(path, numerics=numerics)), expected)
     (file,) = cache_files(tmp_path / "cache")
     before = file.stat()
     second = load(path, cache_dir=tmp_path / "cache", numerics=numerics)
     assert torch.equal(logits(second), expected)
     after = file.stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns), "it was written again"
-    assert first.info.packed_weight_bytes == second.info.packed_weight_bytes == plain.info.packed_weight_bytes
+    sizes = {worker.info.packed_weight_bytes for worker in (first, second, elsewhere)}
+    assert len(sizes) == 1
 
 
 def test_numerics_have_cache_files_of_their_own(tmp_path):
@@ -310,10 +318,26 @@ def test_a_damaged_cache_file_is_as_good_as_none_and_is_replaced(how, tmp_path):
     assert file.read_bytes() == sound
 
 
+@pytest.mark.parametrize("how", ["cut", "emptied", "a flipped bit in the header", "removed"])
+def test_a_damaged_calibration_is_found_again_and_comes_out_the_same(how, tmp_path):
+    """Tokens may not change because a file did: the sample is the same every time."""
+    path, cache = write_tiny_llama(tmp_path / "tiny.gguf", SHAPE), tmp_path / "cache"
+    expected = logits(load(path, cache_dir=cache))
+    (file,) = cache_files(cache, "calibration")
+    sound = file.read_bytes()
+    if how == "removed":
+        file.unlink()
+    else:
+        injure(file, how)
+    assert torch.equal(logits(load(path, cache_dir=cache)), expected)
+    assert file.read_bytes() == sound
+    assert len(cache_files(cache)) == 1, "what was packed fits the same calibration"
+
+
 def test_another_models_cache_file_under_our_name_is_not_used(tmp_path):
     cache = tmp_path / "cache"
     path, other = (write_tiny_llama(tmp_path / f"{seed}.gguf", SHAPE, seed=seed) for seed in (0, 1))
-    expected = logits(load(path))
+    expected = logits(load(path, cache_dir=tmp_path / "elsewhere"))
     load(other, cache_dir=cache)
     (theirs,) = cache_files(cache)
     load(path, cache_dir=cache)
@@ -331,7 +355,8 @@ def test_a_cache_folder_that_cannot_be_written_does_not_matter(where, tmp_path):
         "a file": tmp_path / "occupied",
         "on no disk": Path("/proc/self/cache"),
     }[where]
-    assert torch.equal(logits(load(path, cache_dir=folder)), logits(load(path)))
+    expected = logits(load(path, cache_dir=tmp_path / "cache"))
+    assert torch.equal(logits(load(path, cache_dir=folder)), expected)
     assert (tmp_path / "occupied").read_text() == "here"
 
 
@@ -346,8 +371,9 @@ def test_a_changed_model_file_gets_a_cache_file_of_its_own(tmp_path):
     assert path.stat().st_size == size
     after = logits(load(path, cache_dir=cache))
     assert not torch.equal(after, before)
-    assert torch.equal(after, logits(load(path)))
+    assert torch.equal(after, logits(load(path, cache_dir=tmp_path / "elsewhere")))
     assert len(cache_files(cache)) == 2
+    assert len(cache_files(cache, "calibration")) == 2
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -359,7 +385,7 @@ def test_what_happens_to_the_model_file_after_loading_does_not_matter(cached, ho
     shape = TinyShape(vocab_size=64, num_layers=1, linear_type=linear_type, embedding_type=embedding_type)
     path = write_tiny_llama(tmp_path / "tiny.gguf", shape)
     worker = load(path, cache_dir=tmp_path / "cache" if cached else "")
-    expected = logits(load(path))
+    expected = logits(load(path, cache_dir=tmp_path / "elsewhere" if cached else ""))
     if how == "truncated":
         os.truncate(path, 0)
     else:

@@ -139,7 +139,7 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-worker = load_worker(EngineConfig(checkpoint=checkpoint, num_blocks=8, cache_dir=cache_dir))
+worker = load_worker(EngineConfig(checkpoint=checkpoint, num_blocks=8, cache_dir=cache_dir, compile="off"))
 done.set()
 watcher.join()
 model = worker.runner._model

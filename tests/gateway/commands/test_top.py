@@ -26,7 +26,9 @@ async def top(*arguments: str, **environment: str) -> tuple[int | None, str, str
 
 @pytest.mark.slow
 async def test_a_frame_shows_what_the_real_server_did(default_model_path, tmp_path):
-    engine = EngineConfig(checkpoint=str(default_model_path), num_blocks=128, cache_dir=str(tmp_path))
+    engine = EngineConfig(
+        checkpoint=str(default_model_path), num_blocks=128, cache_dir=str(tmp_path), compile="off"
+    )
     async with serving(open_local_backend, engine=engine, model_id="smollm2-135m") as server:
         for _ in range(2):  # the second finds the first one's prompt
             answer = await ask(server, chat_body(model="smollm2-135m", max_tokens=4, temperature=0))
