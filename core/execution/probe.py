@@ -6,12 +6,14 @@ chosen; an element-wise function that fails has no stand-in, and loading refuses
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from core.attention.tiled import TILE_TOKENS, RowRule
+from core.attention.tiled.parts import WHOLE_VECTORS, weights_of
 from core.errors import ConfigError
 from core.layers.decoder_regions import silu
 from core.quantization import LinearKernel, PackedLinear, RowPadded, dequantise, quantise
@@ -78,17 +80,52 @@ def attention_row_rule(head_dim: int, tile: int, *, num_rows: int) -> RowRule:
     """
     generator = torch.Generator().manual_seed(2)
     q = torch.randn(5, num_rows, head_dim, generator=generator)
-    k = torch.randn(5, tile, head_dim, generator=generator)
+    keys = torch.randn(5, head_dim, MOST_TILES * tile, generator=generator)
     weights = torch.rand(5, num_rows, tile, generator=generator)
-    products = ((q, k.transpose(1, 2)), (weights, k))
+    values = torch.randn(5, tile, head_dim, generator=generator)
+    one_tile = keys[..., :tile].contiguous()
+    products = ((q, one_tile), (weights, values))
     for exact in (False, True):
         for multiple in ROW_MULTIPLES:
             rule = RowRule(multiple, exact)
-            if all(_bmm_is_invariant(rule, a, b) for a, b in products):
-                return rule
+            if all(_bmm_is_invariant(rule, a, b) for a, b in products) and _columns_are_alike(rule, q, keys):
+                return replace(rule, accumulates=not exact and _accumulates(rule, weights, values))
     raise ConfigError(
         "numerics=stable: this processor's batched product is not row-invariant; use numerics=fast"
     )
+
+
+MOST_TILES = 8
+"""Of keys in one product."""
+
+
+def _columns_are_alike(rule: RowRule, q_JMC: Tensor, keys_JCN: Tensor) -> bool:
+    """Whether scores of a tile are the same when those of others are computed with them."""
+    q_JMC = q_JMC[:, : q_JMC.shape[1] - q_JMC.shape[1] % 32].contiguous()
+    tile = keys_JCN.shape[-1] // MOST_TILES
+    whole = rule.bmm(q_JMC, keys_JCN)
+    for rows in (q_JMC.shape[1], rule.multiple):
+        for num_tiles in range(1, MOST_TILES):
+            columns = slice(0, num_tiles * tile)
+            some = rule.bmm(q_JMC[:, :rows].contiguous(), keys_JCN[..., columns])
+            if not torch.equal(some, whole[:, :rows, columns]):
+                return False
+        last = keys_JCN[..., -tile:].contiguous()
+        if not torch.equal(rule.bmm(q_JMC[:, :rows].contiguous(), last), whole[:, :rows, -tile:]):
+            return False
+    return True
+
+
+def _accumulates(rule: RowRule, weights_JMC: Tensor, values_JCN: Tensor) -> bool:
+    """Whether the operator that adds a product gives what adding it afterwards does."""
+    for rows in (rule.multiple, 3 * rule.multiple, weights_JMC.shape[1] // 32 * 32):
+        weights = weights_JMC[:, :rows].contiguous()
+        for items in (slice(0, 1), slice(0, 5)):
+            before = rule.bmm(weights[items].flip(-1).contiguous(), values_JCN[items])
+            added = before.clone().baddbmm_(weights[items], values_JCN[items])
+            if not torch.equal(added, before + rule.bmm(weights[items], values_JCN[items])):
+                return False
+    return True
 
 
 def _bmm_is_invariant(rule: RowRule, a_JMC: Tensor, b_JCN: Tensor) -> bool:
@@ -133,12 +170,30 @@ def check_elementwise(functions: NamedFunctions = ELEMENTWISE) -> None:
                 )
 
 
+def check_weights() -> None:
+    """Check that attention's weights are the same whatever is computed with them, on any number of threads.
+
+    Raises:
+        ConfigError: they are not; `stable` cannot be kept.
+    """
+    x = torch.randn(1 << 18, generator=torch.Generator().manual_seed(5)) * 6 - 8
+    whole = torch.cat([weights_of(piece.clone()) for piece in x.view(-1, WHOLE_VECTORS).unbind()])
+    for count in (96, 120, 3 * 12 * 128, 9 * 100 * 128, 3 * 84 * 8 * 128, len(x)):
+        for first in (0, 128, 7):
+            some = x[first : first + count].clone()
+            if not torch.equal(weights_of(some), whole[first : first + count]):
+                raise ConfigError(
+                    "numerics=stable: exp2 depends on an element's place here; use numerics=fast"
+                )
+
+
 def check_row_reductions(width: int) -> None:
     """Check that the norm's and the softmax's row reductions do not depend on the number of rows.
 
     Raises:
         ConfigError: they do; `stable` cannot be kept.
     """
+    check_weights()
     check_rows((("rms_norm", nn.RMSNorm(width, eps=1e-5)),), width)
     check_rows((("sum", lambda x: x.sum(-1)),), TILE_TOKENS)
 

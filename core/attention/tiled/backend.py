@@ -122,7 +122,7 @@ class _SingleRows:
         if self._place_GW.shape[1] == 1:
             out = out / total.unsqueeze(-1)
         else:
-            (out,) = self._merged(self._place_GW, self._count_G, highest, total, out)
+            out, _ = self._merged(self._place_GW, self._count_G, highest, total, out)
         return out.reshape(q_GHD.shape)
 
 

@@ -23,13 +23,44 @@ LOWEST = -1e30
 """Stands for minus infinity where a difference of two is taken."""
 FAINTEST = -45.0
 """Below `2 ** FAINTEST` of the highest a weight is zero, so that no product underflows."""
+WHOLE_VECTORS = 32
+"""Elements that torch's vectorised loops take at a time, at most."""
+SHARE = 32768
+"""Elements below which torch's loops stay on one thread."""
 PARTS_AT_ONCE = 64
 """Gathered as float32 at a time, so that a long context stays in the cache."""
 
 
 def powers(differences: Tensor) -> Tensor:
-    """`2 ** x` for x below zero, in place; zero below `FAINTEST`."""
+    """`2 ** x` of integers below zero, in place; zero below `FAINTEST`. Exact, wherever they stand."""
     return torch.threshold_(differences, FAINTEST, -1e4).exp2_()
+
+
+def weights_of(differences: Tensor) -> Tensor:
+    """`2 ** x` below zero, in place where that can be; zero below `FAINTEST`. The tensor is contiguous.
+
+    torch computes what is left of a thread's share after whole vectors with another function, which
+    differs in the last bit. So the shares are made whole here.
+    """
+    flat = torch.threshold_(differences, FAINTEST, -1e4).view(-1)
+    rest = len(flat) % WHOLE_VECTORS
+    if rest:
+        flat = torch.nn.functional.pad(flat, (0, WHOLE_VECTORS - rest))
+    first, count = 0, len(flat)
+    while first < count:
+        size = _whole_shares(count - first)
+        flat[first : first + size].exp2_()
+        first += size
+    return flat[: differences.numel()].view(differences.shape) if rest else differences
+
+
+def _whole_shares(count: int) -> int:
+    """The most of so many elements that torch's threads divide into whole vectors."""
+    while True:
+        num_shares = min(torch.get_num_threads(), -(-count // SHARE))
+        if num_shares <= 1 or count % (num_shares * WHOLE_VECTORS) == 0:
+            return count
+        count -= count % (num_shares * WHOLE_VECTORS)
 
 
 def summed(weights: Tensor) -> Tensor:
@@ -46,7 +77,7 @@ def summed(weights: Tensor) -> Tensor:
 def softmax_part(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Highest, total and weights of tiles of scores `[..., S]`, which are overwritten."""
     highest = scores.amax(-1).clamp_min_(LOWEST).ceil_()
-    weights = powers(scores.sub_(highest.unsqueeze(-1)))
+    weights = weights_of(scores.sub_(highest.unsqueeze(-1)))
     return highest, summed(weights), weights
 
 
@@ -68,7 +99,7 @@ class TileSizes:
 
 
 class TileParts:
-    """rows `[U, K, B]`, last seen slot `[U]`, owner `[U]`, q `[T, K, R, D]`, pools -> parts, weights."""
+    """rows `[U, K, B]`, last seen slot `[U]`, owner `[U]`, q `[T, K, R, D]`, pools -> parts, R x weights."""
 
     def __init__(self, sizes: TileSizes, rule: RowRule) -> None:
         self.sizes, self.rule = sizes, rule
@@ -119,7 +150,8 @@ class TileParts:
         scores.masked_fill_(unseen_US.view(-1, 1, 1, s.tile), float("-inf"))
         highest, total, weights = softmax_part(scores)
         out = self.rule.bmm(weights.flatten(0, 1), v).view(*scores.shape[:3], s.head_dim)
-        return tuple(tensor[:, :, :num_rows] for tensor in (highest, total, out, weights))
+        parts = (tensor[:, :, :num_rows].contiguous() for tensor in (highest, total, out))
+        return (*parts, *weights[:, :, :num_rows].unbind(2))
 
     def looped(
         self, rows_UKB: Tensor, last_U: Tensor, owner_U: Tensor, q_TKRD: Tensor, keys: Tensor, values: Tensor
@@ -147,11 +179,11 @@ class TileParts:
             weights.append(weight.view(num_parts, heads, s.tile))
             total.append(summed(weights[-1]))
             out.append((weight.view(*shape, 1) * v).sum((2, 3)))
-        return tuple(torch.stack(each, 2) for each in (highest, total, out, weights))
+        return (*(torch.stack(each, 2) for each in (highest, total, out)), *weights)
 
 
 class MergedParts:
-    """place `[G, W]`, number of parts `[G]`, parts -> attended `[G, K, R, D]`."""
+    """place `[G, W]`, number of parts `[G]`, parts -> attended `[G, K, R, D]`, scales."""
 
     def __init__(self, sizes: TileSizes) -> None:
         self.sizes = sizes
@@ -182,7 +214,7 @@ class MergedParts:
         for index in range(place_GW.shape[1]):
             total_GKR += total_GWKR[:, index]
             out_GKRD += out_GWKRD[:, index]
-        return (out_GKRD / total_GKR.unsqueeze(-1),)
+        return out_GKRD / total_GKR.unsqueeze(-1), scale
 
     def looped(
         self, place_GW: Tensor, count_G: Tensor, highest: Tensor, total: Tensor, out: Tensor
@@ -190,12 +222,15 @@ class MergedParts:
         scale = self._scales(place_GW, count_G, highest)
         total_GKR = (total[place_GW] * scale).sum(1)
         out_GKRD = (out[place_GW] * scale.unsqueeze(-1)).sum(1)
-        return (out_GKRD / total_GKR.unsqueeze(-1),)
+        return out_GKRD / total_GKR.unsqueeze(-1), scale
 
     def _scales(self, place_GW: Tensor, count_G: Tensor, highest: Tensor) -> Tensor:
-        """What each part is multiplied with, `[G, W, K, R]`; zero for places past a row's parts."""
+        """What each part is multiplied with, `[G, W, K, R]`; zero for places past a row's parts.
+
+        Highest scores are integers already; that is written down for whoever tries other numbers.
+        """
         parts = torch.arange(place_GW.shape[1], device=place_GW.device)
         own = (parts < count_G.unsqueeze(1)).view(*place_GW.shape, 1, 1)
-        highest_GWKR = torch.where(own, highest[place_GW], float("-inf"))
+        highest_GWKR = torch.where(own, highest[place_GW].ceil(), float("-inf"))
         less = highest_GWKR - highest_GWKR.amax(1, keepdim=True)
         return torch.exp2(torch.where(less > FAINTEST, less, -1e4))
