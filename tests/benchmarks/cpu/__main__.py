@@ -24,6 +24,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+import gateway
 from tests.benchmarks.cpu import quality
 from tests.benchmarks.cpu.contest import Options, Work
 from tests.benchmarks.cpu.peers import BUILT, PYTHON, QUANTISED, has_llama, has_openvino
@@ -88,11 +89,14 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--peers", type=listed, default=PEERS, help=f"any of {','.join(QUANTISED)},openvino")
     parser.add_argument("--out", type=Path, default=Path("benchmarks"))
     options = parser.parse_args()
-    for given, known in ((options.rows, names), (options.peers, (*QUANTISED, "openvino"))):
+    known_peers, known_numerics = (*QUANTISED, "openvino"), ("stable", "fast", "reference")
+    for given, known in (
+        (options.rows, names), (options.peers, known_peers), (options.numerics, known_numerics)
+    ):  # fmt: skip
         if unknown := set(given) - set(known):
             parser.error(f"no such thing: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    if options.rounds < 1:
-        parser.error("--rounds must be 1 or more")
+    if options.rounds < 1 or not options.numerics:
+        parser.error("--rounds must be 1 or more, and --numerics name one at least")
     return options
 
 
@@ -180,7 +184,7 @@ def machine() -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    found = {name: importlib.metadata.version(name) for name in ("tidegate", "torch")}
+    found = {"tidegate": gateway.__version__, "torch": importlib.metadata.version("torch")}
     if has_llama():
         told = subprocess.run(
             [BUILT / "llama-server", "--version"], capture_output=True, text=True, check=False

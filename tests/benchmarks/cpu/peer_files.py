@@ -52,8 +52,14 @@ def write_float_gguf(path: Path, weights: Weights, metadata: Mapping[str, object
     tensors = (
         Tensor(name, "F32", tuple(weight.shape), weight.numpy().tobytes()) for name, weight in weights.items()
     )
-    kept = {key: value for key, value in metadata.items() if key != "general.file_type"}
-    return write_gguf(path, {**kept, "general.file_type": Typed("u32", 0)}, tensors=tensors)
+    kept = {**with_types(metadata), "general.file_type": Typed("u32", 0)}
+    return write_gguf(path, kept, tensors=tensors)
+
+
+def with_types(metadata: Mapping[str, Any]) -> dict[str, object]:
+    """llama.cpp reads these as signed 32-bit numbers, and refuses any other kind."""
+    key = "tokenizer.ggml.token_type"
+    return {**metadata, key: Typed("i32", metadata[key])}
 
 
 def write_hugging_face_folder(folder: Path, weights: Weights, metadata: Mapping[str, Any]) -> Path:
@@ -149,7 +155,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_large_model(path: Path, metadata: Mapping[str, object]) -> Path:
     """Random weights of `LARGE`, under the default model's vocabulary."""
-    text_side = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+    text_side = {key: value for key, value in with_types(metadata).items() if key.startswith("tokenizer.")}
     num_tokens = len(cast(list[object], text_side["tokenizer.ggml.tokens"]))
     return write_gguf(
         path, {**tiny_metadata(LARGE), **text_side}, tensors=large_tensors(LARGE, num_tokens=num_tokens)
