@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from core.execution.probe import kernel_row_multiple
-from core.quantization import LinearKernel, quantise
+from core.quantization import LinearKernel, dequantise, quantise
 from core.quantization.int8 import LARGEST, MOST_FEATURES, Int8Linear, rounded_rows
 from core.quantization.kernels import linear_kernels
 from tests.core.quantization.weights import packed, stored_weights
@@ -147,3 +147,19 @@ def test_weights_are_rounded_to_within_half_a_step_and_no_pair_passes_its_limit(
     even = torch.nn.functional.pad(rows.long(), (0, width % 2)).view(200, -1, 2)
     assert even.clamp(min=0).sum(-1).max() <= 128
     assert even.clamp(max=0).sum(-1).min() >= -128
+
+
+def test_columns_that_move_from_the_inputs_into_the_weights_cancel(kernel):
+    """As calibration does it: inputs that are always large are divided before they set a row's step."""
+    assert kernel.is_calibrated
+    raw = stored_weights("Q8_0", (64, 96))
+    weight = dequantise(raw, "Q8_0").double()
+    generator = torch.Generator().manual_seed(6)
+    columns = 2.0 ** torch.randint(-2, 3, (96,), generator=generator)
+    x = torch.randn(9, 96, generator=generator) * columns
+    module = kernel.empty(64, 96)
+    kernel.pack(module, 0, raw, "Q8_0", columns)
+    exact_result = x.double() @ weight.T
+    error = (module(x / columns).double() - exact_result).norm()
+    assert error < 0.03 * exact_result.norm()
+    assert (module(x).double() - exact_result).norm() > 0.3 * exact_result.norm(), "they were there to cancel"
