@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from core.attention import AttentionPlan, KVStorage, Span
-from core.attention.tiled.parts import MergedParts, TileParts, TileSizes, powers, softmax_part
+from core.attention.tiled.parts import MergedParts, TileParts, TileSizes, mask_after, powers, softmax_part
 from core.attention.tiled.row_rule import RowRule
 from core.layers.region import Region
 
@@ -133,8 +133,8 @@ class _Run:
     first: int
     last: int
     num_tiles: int
-    unseen_MS: Tensor
-    """Slots of its last tile that come after each row's own."""
+    mask_MS: Tensor
+    """Minus infinity for slots of its last tile that come after each row's own."""
     state: tuple[Tensor, Tensor, Tensor] | None = field(default=None)
     """Highest `[K, M]`, total `[K, M]` and weighted values `[K, M, D]` of the tiles so far."""
 
@@ -172,7 +172,7 @@ class _Chunk:
                     first=position - span.first_position,
                     last=stop - span.first_position,
                     num_tiles=position // tile + 1,
-                    unseen_MS=torch.arange(tile, device=device) > offsets_M.unsqueeze(1),
+                    mask_MS=mask_after(offsets_M, tile),
                 )
             )
             position = stop
@@ -212,10 +212,10 @@ class _Chunk:
         rule, tile = self._backend.row_rule, self._tile
         per_kv = self._backend.queries_per_kv
         num_tiles = min(run.num_tiles - first_tile, WAVE_TILES)
-        q = q_KMD[:, run.first * per_kv :][:, : len(run.unseen_MS)]
+        q = q_KMD[:, run.first * per_kv :][:, : len(run.mask_MS)]
         scores = rule.bmm(q, keys[:, :, : num_tiles * tile])
         if first_tile + num_tiles == run.num_tiles:
-            scores[:, :, -tile:].masked_fill_(run.unseen_MS, float("-inf"))
+            scores[:, :, -tile:] += run.mask_MS
         highest_KMW, total_KMW, weights_KMWS = softmax_part(scores.view(*q.shape[:2], num_tiles, tile))
         highest = highest_KMW.amax(-1)
         if run.state is None:

@@ -81,6 +81,12 @@ def softmax_part(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return highest, summed(weights), weights
 
 
+def mask_after(last: Tensor, tile: int) -> Tensor:
+    """0 up to the last seen slot of each row, minus infinity after it. `[...]` -> `[..., tile]`."""
+    seen = torch.arange(tile, device=last.device) <= last.unsqueeze(-1)
+    return torch.where(seen, 0.0, float("-inf"))
+
+
 class TileSizes:
     """What the regions below are made for."""
 
@@ -146,8 +152,7 @@ class TileParts:
         if padding:
             q = torch.nn.functional.pad(q, (0, 0, 0, padding))
         scores = self.rule.bmm(q, k).view(len(last_U), s.num_kv_heads, -1, s.tile)
-        unseen_US = torch.arange(s.tile, device=last_U.device) > last_U.unsqueeze(-1)
-        scores.masked_fill_(unseen_US.view(-1, 1, 1, s.tile), float("-inf"))
+        scores += mask_after(last_U, s.tile).view(-1, 1, 1, s.tile)
         highest, total, weights = softmax_part(scores)
         out = self.rule.bmm(weights.flatten(0, 1), v).view(*scores.shape[:3], s.head_dim)
         parts = (tensor[:, :, :num_rows].contiguous() for tensor in (highest, total, out))

@@ -5,7 +5,13 @@ import torch
 from torch import Tensor
 
 from core.attention.tiled import RowRule, TiledAttention
-from core.attention.tiled.parts import FAINTEST, WHOLE_VECTORS, softmax_part, summed, weights_of
+from core.attention.tiled.parts import (
+    FAINTEST,
+    WHOLE_VECTORS,
+    softmax_part,
+    summed,
+    weights_of,
+)
 from core.execution.probe import attention_row_rule
 
 POOL_ROWS, NUM_PARTS, NUM_ROWS = 60, 12, 5
@@ -63,7 +69,7 @@ def test_examples_are_arguments(backend: TiledAttention) -> None:
         assert region.must_equal
 
 
-@pytest.mark.parametrize("length", [1, 2, 96, 128, 240])
+@pytest.mark.parametrize("length", [1, 2, 96, 120, 128, 160, 240, 256])
 def test_a_sum_by_halves_is_the_sum_and_does_not_change_with_company(length: int) -> None:
     rows = torch.rand(7, length, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(summed(rows).double(), rows.double().sum(-1), rtol=1e-6, atol=0.0)
