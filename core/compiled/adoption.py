@@ -130,10 +130,13 @@ class CompiledRegions:
             self._refused[name] = f"cannot be loaded: {error}"
             return
         compiled = by_rows(region, few=few, many=many)
+        if serving and not all(header.bit_equal for header in whole):
+            self._waiting.add(name)
+            return
         with torch.inference_mode():
-            if serving and not region.must_equal and not is_bit_equal(region, compiled):
+            if serving and not is_bit_equal(region, compiled, again=True):
                 self._waiting.add(name)
-            elif problem := find_problem(region, compiled):
+            elif not serving and (problem := find_problem(region, compiled, again=True)):
                 self._refused[name] = problem
             else:
                 self._use(name, compiled)

@@ -40,6 +40,8 @@ class ArtifactHeader(msgspec.Struct, frozen=True, kw_only=True):
     crc32: int
     problem: str = ""
     """Why there is no library."""
+    bit_equal: bool = False
+    """Both functions gave the same bits on all that was tried."""
     compiler: str = ""
     compile_s: float = 0.0
 

@@ -32,7 +32,7 @@ from core.compiled.artifacts import (
     read_header,
     write_artifact,
 )
-from core.compiled.checks import find_problem
+from core.compiled.checks import find_problem, is_bit_equal
 from core.compiled.dispatch import by_rows
 from core.compiled.job import CompileJob
 from core.compiled.keys import FREE_SIZES, file_stem, free_dims
@@ -89,11 +89,11 @@ def compile_region(region: Region, key: str, paths: dict[str, Path]) -> str:
     They are tried out here, where a crash harms nobody, before they get their names.
     """
     libraries: dict[str, bytes] = {}
-    problem, started = "", time.monotonic()
+    problem, bit_equal, started = "", False, time.monotonic()
     try:
         for variant in VARIANTS:
             libraries[variant] = _library(region, OPTIONS[variant])
-        problem = _checked(region, libraries, folder=paths["few"].parent)
+        problem, bit_equal = _checked(region, libraries, folder=paths["few"].parent)
     except OSError:
         raise
     except Exception as error:  # whatever a compiler has to say about one region: the others go on
@@ -107,6 +107,7 @@ def compile_region(region: Region, key: str, paths: dict[str, Path]) -> str:
             num_bytes=len(library),
             crc32=zlib.crc32(library),
             problem=problem,
+            bit_equal=bit_equal,
             compiler=compiler,
             compile_s=seconds,
         )
@@ -146,15 +147,20 @@ def _library(region: Region, options: dict[str, object]) -> bytes:
                 return archive.read(name)
 
 
-def _checked(region: Region, libraries: dict[str, bytes], *, folder: Path) -> str:
-    """Load the libraries from the folder they are for, and hold them against the function."""
+def _checked(region: Region, libraries: dict[str, bytes], *, folder: Path) -> tuple[str, bool]:
+    """What is wrong with the libraries, and whether their bits are the eager function's.
+
+    They are loaded from the folder they are for: it may not let libraries be loaded.
+    """
     with tempfile.TemporaryDirectory(dir=folder, prefix=BUILD_PREFIX) as place, torch.no_grad():
         runs = []
         for variant in VARIANTS:
             path = Path(place) / f"{variant}.so"
             path.write_bytes(libraries[variant])
             runs.append(load_library(path))
-        return find_problem(region, by_rows(region, few=runs[0], many=runs[1]))
+        compiled = by_rows(region, few=runs[0], many=runs[1])
+        problem = find_problem(region, compiled)
+        return problem, not problem and is_bit_equal(region, compiled)
 
 
 def _compiler_version() -> str:

@@ -12,7 +12,7 @@ import torch
 
 from core.layers.region import Region
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever regions are compiled, checked or stored differently."""
 SOURCE_PARTS = ("layers", "quantization", "attention", "models")
 """Where regions' functions come from, as folders of `core`."""
