@@ -4,18 +4,19 @@ import hashlib
 import platform
 import re
 import sys
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
 
 import torch
 
 from core.layers.region import Region
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever regions are compiled, checked or stored differently."""
-SOURCE_PARTS = ("layers", "quantization", "attention", "models")
-"""Where regions' functions come from, as folders of `core`."""
+OWN_PACKAGES = ("core", "tests")
+"""Whose sources count; torch has a version."""
 FREE_SIZES = (Region.ROWS, Region.GROUPS, Region.POOL_ROWS)
 
 
@@ -26,7 +27,7 @@ def region_key(region: Region) -> str:
         region.name,
         f"{region.must_equal} {region.fused_multiply_add}",
         *(f"{example.dtype}{tuple(example.shape)}" for example in region.examples),
-        _sources_digest(_source_file(region)),
+        _sources_digest(region),
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
         platform.machine(),
@@ -57,21 +58,54 @@ def free_dims(region: Region) -> list[dict[int, int]]:
     ]
 
 
-def _source_file(region: Region) -> str:
-    """Of the module that defined the function; functions of our own packages are covered anyway."""
-    module = sys.modules.get(getattr(region.function, "__module__", ""))
-    return getattr(module, "__file__", None) or ""
+def _first_modules(function: object) -> Iterator[str]:
+    """Where a function and what is bound to it are from."""
+    match function:
+        case partial():
+            yield from _first_modules(function.func)
+            for argument in (*function.args, *function.keywords.values()):
+                yield from _first_modules(argument)
+        case MethodType():
+            yield from _first_modules(function.__self__)
+        case FunctionType():
+            yield function.__module__
+        case _:
+            yield type(function).__module__
+
+
+def _sources_digest(region: Region) -> str:
+    """Of the modules of a region's functions and of all of our own that those use, however remotely."""
+    digest = hashlib.sha256()
+    found: set[str] = set()
+    waiting = [*_first_modules(region.function), *_first_modules(region.eager)]
+    while waiting:
+        name = waiting.pop()
+        if name not in found and name.partition(".")[0] in OWN_PACKAGES:
+            found.add(name)
+            waiting += _used_modules(name)
+    for name in sorted(found):
+        digest.update(name.encode() + b"\0" + _source(name))
+    return digest.hexdigest()
 
 
 @cache
-def _sources_digest(file: str) -> str:
-    """Of a file and of all sources in `SOURCE_PARTS`: a region may be put together from several."""
-    digest = hashlib.sha256()
-    core = Path(__file__).parents[1]
-    paths = [path for part in SOURCE_PARTS for path in sorted((core / part).rglob("*.py"))]
-    for path in [*paths, *([Path(file)] if file else [])]:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
+def _used_modules(name: str) -> tuple[str, ...]:
+    values = vars(sys.modules[name]).values()
+    return tuple(
+        {value.__name__ if isinstance(value, ModuleType) else _home(value) for value in values} - {name}
+    )
+
+
+def _home(value: object) -> str:
+    """The module of a function, a class, or an object's class."""
+    home = getattr(value, "__module__", None)
+    return home if isinstance(home, str) else ""
+
+
+@cache
+def _source(name: str) -> bytes:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return Path(file).read_bytes() if file else b""
 
 
 @cache

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from core.attention.tiled import RowRule, TiledAttention
+from core.compiled import keys
 from core.compiled.job import CompileJob, wanted_region
 from core.compiled.keys import region_key
 from core.compiled.references import NoReference, describe, restore
@@ -72,8 +73,17 @@ def test_every_region_of_a_model_can_be_built_again_elsewhere(region):
         assert torch.equal(mine, theirs) or mine.isnan().any()
 
 
+def test_a_key_covers_the_sources_a_function_uses_and_no_others(monkeypatch):
+    before = region_key(encoded(codec.INT8_SPLIT, 64)), region_key(scaled_region())
+    real = keys._source
+    for module in ("core.quantization.codec", "core.layers.decoder_regions"):
+        monkeypatch.setattr(keys, "_source", lambda name, module=module: real(name) + b"x" * (name == module))
+        after = region_key(encoded(codec.INT8_SPLIT, 64)), region_key(scaled_region())
+        assert (before[0] == after[0], before[1] == after[1]) == (False, True)
+
+
 def test_the_key_of_a_region_depends_on_its_name_sizes_and_rounding():
-    keys = {
+    found = {
         region_key(region)
         for region in (
             scaled_region(0.5),
@@ -85,5 +95,5 @@ def test_the_key_of_a_region_depends_on_its_name_sizes_and_rounding():
             Region("a", scaled, (torch.zeros(Region.ROWS, 8).half(), torch.ones(8))),
         )
     }
-    assert len(keys) == 7
+    assert len(found) == 7
     assert region_key(scaled_region()) == region_key(scaled_region())
