@@ -1,6 +1,6 @@
 """One layer's attention beside torch's own on keys and values that already lie in order, in float32.
 
-    python -m tests.benchmarks.bench_attention --threads 1 2
+    python -m tests.benchmarks.bench_attention --threads 1 2 --compiled ~/.cache/tidegate/compiled
 
 Each figure is the least of several rounds in which ours and torch's take turns; the ratio is what to
 look at, for machines are shared. torch's need not gather, widen or promise bits, so it is a mark to aim
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from core.attention import AttentionPlan, KVStorage, Span
 from core.attention.tiled import TILE_TOKENS, TiledAttention
+from core.compiled.adoption import CompiledRegions
 from core.execution.probe import attention_row_rule
 
 BLOCK_SIZE = 16
@@ -61,13 +62,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--shapes", nargs="+", default=["135M"], choices=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--compiled", default="", help="folder of compiled regions to use where they fit")
     options = parser.parse_args()
     print(f"{'shape':6}{'threads':>8}  {'case':26}{'plan us':>10}{'ours us':>10}{'torch us':>10}{'ratio':>8}")
     for name in options.shapes:
         for num_threads in options.threads:
             torch.set_num_threads(num_threads)
             for case in CASES:
-                plan_us, ours_us, torch_us = measure(SHAPES[name], case, rounds=options.rounds)
+                plan_us, ours_us, torch_us = measure(
+                    SHAPES[name], case, rounds=options.rounds, compiled=options.compiled
+                )
                 print(
                     f"{name:6}{num_threads:>8}  {case!s:26}{plan_us:>10.0f}{ours_us:>10.0f}{torch_us:>10.0f}"
                     f"{ours_us / torch_us:>8.2f}"
@@ -75,7 +79,7 @@ def main() -> None:
 
 
 @torch.inference_mode()
-def measure(shape: Shape, case: Case, *, rounds: int) -> tuple[float, float, float]:
+def measure(shape: Shape, case: Case, *, rounds: int, compiled: str) -> tuple[float, float, float]:
     """Microseconds to plan, of ours, and of torch's."""
     storage, spans = stored(shape, case)
     backend = TiledAttention(
@@ -84,6 +88,7 @@ def measure(shape: Shape, case: Case, *, rounds: int) -> tuple[float, float, flo
         head_dim=shape.head_dim,
         row_rule=attention_row_rule(shape.head_dim, TILE_TOKENS, num_rows=256),
     )
+    CompiledRegions(backend.regions(BLOCK_SIZE, storage.dtype), folder=compiled).adopt_kept()
     num_rows = case.num_requests * case.num_tokens
 
     def plan() -> AttentionPlan:
