@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from core.attention import AttentionBackend, AttentionPlan, Span
-from core.attention.kv_storage import KVStorage
+from core.attention.kv_storage import KVStorage, TokenRows
 from core.scheduler.plan import PlannedTokens, StepPlan
 
 
@@ -18,7 +18,7 @@ class ForwardBatch:
     positions_T: Tensor
     sample_rows_R: Tensor
     """Rows whose logits are needed, in plan order."""
-    _write_rows: Tensor
+    _write_rows: TokenRows
     _storage: KVStorage
     _attention: AttentionPlan
 
@@ -64,7 +64,7 @@ def copy_blocks(plan: StepPlan, storage: KVStorage, *, device: torch.device) -> 
     repeats = torch.tensor(counts)
     offsets = torch.cat([torch.arange(count) for count in counts]).to(device)
 
-    def rows(block_ids: list[int]) -> Tensor:
+    def rows(block_ids: list[int]) -> TokenRows:
         return storage.token_rows(torch.tensor(block_ids).repeat_interleave(repeats).to(device), offsets)
 
     storage.copy_rows(

@@ -8,15 +8,17 @@ kept beside the packed weights, since other kernels would give other tokens.
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from core.execution.runner import Runner
+from core.layers import Absorber
 from core.quantization.codec import Codec
 from core.quantization.kernels import PackedLinear
-from core.quantization.smoothing import fit_linear
+from core.quantization.smoothing import BEARABLE, BEARABLE_WHERE_DELICATE, fit_linear
 from core.request import SamplingParams
 from core.scheduler.plan import PlannedTokens, StepPlan
 from core.weights.packed_file import load_packed, save_packed
@@ -32,12 +34,13 @@ KEPT_EVERY = 3
 class Calibration:
     """Linears by dotted name; one that is not here is computed without calibration."""
 
-    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    numbers: Mapping[str, Tensor] = field(default_factory=dict)
+    """What a linear's inputs are divided by, one for each output of what absorbs it (`Absorber.spread`)."""
     whole: frozenset[str] = frozenset()
 
     def save(self, path: Path, key: str) -> None:
         """Keep it for the next start, where the disk allows it."""
-        tensors = {f"{name}.columns": columns.contiguous() for name, columns in self.columns.items()}
+        tensors = {f"{name}.numbers": numbers.contiguous() for name, numbers in self.numbers.items()}
         tensors |= {f"{name}.whole": torch.ones(1) for name in self.whole}
         save_packed(path, key, {**tensors, "calibrated": torch.ones(1)})
 
@@ -46,13 +49,13 @@ class Calibration:
         tensors = load_packed(path, key)
         if tensors is None:
             return None
-        columns = {
-            name.removesuffix(".columns"): tensor.clone()
+        numbers = {
+            name.removesuffix(".numbers"): tensor.clone()
             for name, tensor in tensors.items()
-            if name.endswith(".columns")
+            if name.endswith(".numbers")
         }
         whole = {name.removesuffix(".whole") for name in tensors if name.endswith(".whole")}
-        return cls(columns, frozenset(whole))
+        return cls(numbers, frozenset(whole))
 
 
 class InputRecorder:
@@ -106,20 +109,32 @@ def write_text(
 
 
 def choose(
-    recorder: InputRecorder, linears: Mapping[str, bool], parts_of: Callable[[str], list[Tensor]]
+    recorder: InputRecorder,
+    linears: Mapping[str, Absorber | None],
+    parts_of: Callable[[str], list[Tensor]],
 ) -> Calibration:
     """Decide for each linear.
 
     Args:
-        linears: name -> whether a norm before it can take a division.
+        linears: name -> what before it can take a division.
         parts_of: the stored weights of a linear, float32 `[out, in]`.
     """
-    columns: dict[str, Tensor] = {}
+    numbers: dict[str, Tensor] = {}
     whole: set[str] = set()
-    for name, smooths in linears.items():
-        fit = fit_linear(recorder.inputs(name), parts_of(name), smooths=smooths)
+    for name, absorber in linears.items():
+        fit = fit_linear(
+            recorder.inputs(name),
+            parts_of(name),
+            tie=None if absorber is None else partial(_tied, absorber),
+            bearable=BEARABLE_WHERE_DELICATE if absorber and absorber.is_delicate else BEARABLE,
+        )
         if fit.columns is not None:
-            columns[name] = fit.columns
+            assert absorber is not None
+            numbers[name] = absorber.shared(fit.columns)
         if fit.whole:
             whole.add(name)
-    return Calibration(columns, frozenset(whole))
+    return Calibration(numbers, frozenset(whole))
+
+
+def _tied(absorber: Absorber, per_input: Tensor) -> Tensor:
+    return absorber.spread(absorber.shared(per_input))

@@ -101,6 +101,9 @@ class ModelLoader:
         self._missing: set[str] = set()
         self.linears: dict[str, Mapping[str, int] | None] = {}
         """Every linear by dotted name, with the parts it is stored as (None: as itself)."""
+        self._stored_as: dict[str, str] = {}
+        self._columns: dict[str, Tensor] = {}
+        self._rows: dict[str, Tensor] = {}
         self._chosen: dict[Wanted, tuple[LinearKernel, int]] = {}
 
     def load(self, *, identity: str, cache_dir: str) -> LoadedModel:
@@ -117,9 +120,7 @@ class ModelLoader:
         tied = self._tied_linear()
         sources = self._place_modules(model, tied)
         self._refuse_leftovers()
-        for linear, norm in cast(Model, model).norms_before().items():
-            if linear in self._calibration.columns:
-                cast(Tensor, model.get_submodule(norm).weight).div_(self._calibration.columns[linear])
+        self._divide(model)
         kernels = Counter(source.kernel.name for source in sources.values() if source.kernel)
         key = self._cache_key(identity, sources)
         path = Path(cache_dir) / f"{key[:32]}.packed" if cache_dir else None
@@ -133,6 +134,28 @@ class ModelLoader:
             if mapped is not None:
                 _assign_buffers(model, sources, mapped)
         return self._finished(model, kernels, sources, from_cache=False)
+
+    def _divide(self, model: nn.Module) -> None:
+        """Let norms, and rows that are yet to be filled, take what linears' inputs are divided by."""
+        for linear, absorber in cast(Model, model).absorbers().items():
+            numbers = self._calibration.numbers.get(linear)
+            if numbers is None:
+                continue
+            self._columns[linear] = absorber.spread(numbers)
+            if absorber.first_row is None:
+                cast(Tensor, model.get_submodule(absorber.module).weight).div_(numbers)
+            else:
+                num_outputs = cast(PackedLinear, model.get_submodule(absorber.module)).out_features
+                rows = self._rows.setdefault(absorber.module, torch.ones(num_outputs))
+                rows[absorber.first_row : absorber.first_row + len(numbers)] = 1 / numbers
+
+    def _factors(self, name: str, first_row: int, last_row: int) -> Tensor | None:
+        """What a run of a linear's weights is multiplied by."""
+        columns, rows = self._columns.get(name), self._rows.get(name)
+        if rows is None:
+            return columns
+        column = rows[first_row:last_row].unsqueeze(1)
+        return column if columns is None else column * columns
 
     def _finished(
         self, model: nn.Module, kernels: Counter[str], sources: dict[str, _Source], *, from_cache: bool
@@ -216,7 +239,9 @@ class ModelLoader:
         parts: list[_Part] = []
         first = 0
         for linear, count in rows.items():
-            stored_as = self._spec.tied[1] if tied and self._spec.tied else linear
+            stored_as = linear
+            if tied and self._spec.tied:
+                stored_as = self._stored_as[linear] = self._spec.tied[1]
             info = self._tensor(f"{stored_as}.weight", (count, module.in_features))
             bias = None if module.bias is None else self._float_tensor(f"{linear}.bias", (count,))
             if info is not None:
@@ -257,7 +282,9 @@ class ModelLoader:
     def stored_parts(self, name: str, part_names: Mapping[str, int] | None) -> list[Tensor]:
         """The weights behind a linear, float32 `[out, in]` each, in the order of the file."""
         parent = name.rpartition(".")[0]
-        stored = [f"{parent}.{part}" for part in part_names] if part_names else [name]
+        stored = (
+            [f"{parent}.{part}" for part in part_names] if part_names else [self._stored_as.get(name, name)]
+        )
         infos = [self._checkpoint.tensors[self._stored.tensor_name(f"{one}.weight")] for one in stored]
         weights = [dequantise(self._raw(info), info.ggml_type) for info in infos]
         for info in infos:
@@ -305,12 +332,10 @@ class ModelLoader:
             if source.kernel is None:
                 module.get_buffer("raw").copy_(self._raw(part.tensor))
             else:
-                self._fill_rows(module, source.kernel, part, columns=self._calibration.columns.get(name))
+                self._fill_rows(name, module, source.kernel, part)
             self._checkpoint.drop_pages(part.tensor.name)
 
-    def _fill_rows(
-        self, module: nn.Module, kernel: LinearKernel, part: _Part, *, columns: Tensor | None
-    ) -> None:
+    def _fill_rows(self, name: str, module: nn.Module, kernel: LinearKernel, part: _Part) -> None:
         info, target = part.tensor, _innermost(module)
         raw = self._raw(info)
         order = self._stored.row_order(self._config, part.linear)
@@ -318,11 +343,17 @@ class ModelLoader:
         run = max(granularity, RUN_BYTES // (4 * info.shape[1]) // granularity * granularity)
         for first in range(0, info.shape[0], run):
             rows = raw[first : first + run] if order is None else raw[order[first : first + run]]
-            kernel.pack(target, part.first_row + first, rows, info.ggml_type, columns)
+            row = part.first_row + first
+            factors = self._factors(name, row, row + rows.shape[0])
+            kernel.pack(target, row, rows, info.ggml_type, factors)
         if part.bias is not None:
             bias = dequantise(self._raw(part.bias), part.bias.ggml_type).flatten()
             ordered = bias if order is None else bias[order]
-            module.get_buffer("bias")[part.first_row : part.first_row + len(bias)] = ordered
+            rows_of_bias = slice(part.first_row, part.first_row + len(bias))
+            factor = self._rows.get(name)
+            module.get_buffer("bias")[rows_of_bias] = (
+                ordered if factor is None else ordered * factor[rows_of_bias]
+            )
             self._checkpoint.drop_pages(part.bias.name)
 
     def _refuse_leftovers(self) -> None:
@@ -350,7 +381,7 @@ class ModelLoader:
         ]
         parts += [
             f"{name}*{hashlib.sha256(columns.numpy().tobytes()).hexdigest()}"
-            for name, columns in self._calibration.columns.items()
+            for name, columns in self._calibration.numbers.items()
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -28,7 +28,7 @@ from core.weights import Checkpoint, open_checkpoint
 from core.weights.packed_file import readonly_tensor
 
 MOST_CONFIG_NUMBERS = 4096
-CALIBRATION_VERSION = 1
+CALIBRATION_VERSION = 3
 """Raised whenever a calibration would come out differently."""
 BLOCK_SIZE = 16
 
@@ -104,7 +104,7 @@ def _calibrate(checkpoint: Checkpoint, spec: ModelSpec, model_config: ModelConfi
     loader = ModelLoader(checkpoint, spec, model_config, numerics="fast", device="cpu", calibrates=True)
     model = loader.load(identity="", cache_dir="").module
     recorder = InputRecorder()
-    linears = {name: parts for name, parts in loader.linears.items() if not _is_output(spec, name)}
+    linears = loader.linears
     for name in linears:
         recorder.watch(name, cast(PackedLinear, model.get_submodule(name)))
     cast(Model, model).compose(kv_dtype=torch.float16)
@@ -128,17 +128,12 @@ def _calibrate(checkpoint: Checkpoint, spec: ModelSpec, model_config: ModelConfi
     write_text(
         runner, recorder, num_tokens=num_tokens, vocab_size=model_config.vocab_size, block_size=BLOCK_SIZE
     )
-    smoothed = cast(Model, model).norms_before()
+    absorbers = cast(Model, model).absorbers()
     return choose(
         recorder,
-        {name: name in smoothed for name in linears},
+        {name: absorbers.get(name) for name in linears},
         lambda name: loader.stored_parts(name, linears[name]),
     )
-
-
-def _is_output(spec: ModelSpec, name: str) -> bool:
-    """Its rows are few in a step, and an error in it goes straight into the answer."""
-    return spec.tied is not None and name == spec.tied[0]
 
 
 def _read_model(

@@ -7,6 +7,7 @@ Shapes: T tokens of the step (all requests, flattened), E model width, H query h
 heads, D head width, F feed-forward width, V vocabulary.
 """
 
+from core.layers.absorber import Absorber
 from core.layers.batch_view import BatchView
 from core.layers.decoder import Decoder, DecoderConfig
 from core.layers.embedding import Embedding
@@ -15,4 +16,14 @@ from core.layers.norm import RMSNorm
 from core.layers.region import Region
 from core.layers.rotary import Rotary
 
-__all__ = ["BatchView", "Decoder", "DecoderConfig", "Embedding", "Linear", "RMSNorm", "Region", "Rotary"]
+__all__ = [
+    "Absorber",
+    "BatchView",
+    "Decoder",
+    "DecoderConfig",
+    "Embedding",
+    "Linear",
+    "RMSNorm",
+    "Region",
+    "Rotary",
+]

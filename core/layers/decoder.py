@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from core.layers.absorber import Absorber
 from core.layers.batch_view import BatchView
 from core.layers.decoder_regions import Heads, added_and_normed, encoded, gated, normed, rotated
 from core.layers.embedding import Embedding
@@ -95,13 +96,20 @@ class Decoder(nn.Module):
         self._regions: dict[str, Region] = {}
         self._steps: list[LayerStep] = []
 
-    def norms_before(self) -> dict[str, str]:
-        """Linears by dotted name, and the norm whose output only that linear reads."""
-        norms: dict[str, str] = {}
+    def absorbers(self) -> dict[str, Absorber]:
+        """Linears by dotted name, and what before them can take a division of their inputs."""
+        c = self.config
+        values = (c.num_heads + c.num_kv_heads) * c.head_dim
+        found = {"lm_head": Absorber("norm", is_delicate=True)}
         for layer in range(len(self.layers)):
-            norms[f"layers.{layer}.self_attn.qkv_proj"] = f"layers.{layer}.input_layernorm"
-            norms[f"layers.{layer}.mlp.gate_up_proj"] = f"layers.{layer}.post_attention_layernorm"
-        return norms
+            qkv, mlp = f"layers.{layer}.self_attn.qkv_proj", f"layers.{layer}.mlp"
+            found[qkv] = Absorber(f"layers.{layer}.input_layernorm", is_delicate=True)
+            found[f"layers.{layer}.self_attn.o_proj"] = Absorber(
+                qkv, values, heads=c.num_kv_heads, repeats=c.num_heads // c.num_kv_heads
+            )
+            found[f"{mlp}.gate_up_proj"] = Absorber(f"layers.{layer}.post_attention_layernorm")
+            found[f"{mlp}.down_proj"] = Absorber(f"{mlp}.gate_up_proj", c.hidden_width)
+        return found
 
     def compose(self, *, kv_dtype: torch.dtype) -> list[Region]:
         """Build the regions for the kernels in place, and say which they are; equal ones are shared.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from core.errors import UnsupportedModel
-from core.layers import BatchView, Region
+from core.layers import Absorber, BatchView, Region
 
 
 class ModelConfig(Protocol):
@@ -45,8 +45,8 @@ class Model(Protocol):
         """
         ...
 
-    def norms_before(self) -> Mapping[str, str]:
-        """Linears by dotted name, and the norm whose output only that linear reads."""
+    def absorbers(self) -> Mapping[str, Absorber]:
+        """Linears by dotted name, and what before them can take a division of their inputs."""
         ...
 
     def forward(self, token_ids_T: Tensor, batch: BatchView) -> Tensor:

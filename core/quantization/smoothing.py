@@ -8,7 +8,7 @@ Errors are squared, relative to the exact output, averaged over rows and over th
 fused weight: the values of an attention are small beside its queries, and matter as much.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 from core.quantization.codec import INT8_SPLIT, INT8_WHOLE, Codec
 from core.quantization.int8 import rounded_rows
 
-EXPONENTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-"""How much of an input's largest value moves into its column; none at all is tried too."""
-BEARABLE = 2e-4
+EXPONENTS = tuple((a, b) for a in (0.15, 0.3, 0.45, 0.6, 0.75) for b in (0.0, 0.25, 0.5))
+"""How much of an input's usual size moves into its column, and how much columns are evened out."""
+BEARABLE, BEARABLE_WHERE_DELICATE = 3e-4, 1e-4
 """Error up to which activations of 8 bits are taken: SmolLM2 then stays below a mean KL of 0.01."""
 MOST_OUTPUTS = 512
 """Of a part, looked at: every n-th."""
@@ -33,19 +33,22 @@ class Fit(NamedTuple):
     error: float
 
 
-def fit_linear(x: Tensor, parts: Sequence[Tensor], *, smooths: bool) -> Fit:
-    """The cheapest arithmetic below `BEARABLE`, else the one with the least error.
+def fit_linear(
+    x: Tensor, parts: Sequence[Tensor], *, tie: Callable[[Tensor], Tensor] | None, bearable: float
+) -> Fit:
+    """The cheapest arithmetic whose error is bearable, else the one with the least error.
 
     Args:
-        smooths: whether something before the linear can take the division.
+        tie: makes the numbers of inputs that must share one alike; None: nothing can take a division.
 
     Shapes: x float32 `[R, in]`; parts float32 `[out, in]`.
     """
-    largest = torch.stack([part.abs().amax(0) for part in parts]).amax(0)
+    heaviest = torch.stack([part.abs().amax(0) for part in parts]).amax(0)
+    usual = x.square().mean(0).sqrt()
     looked_at = [part[:: max(1, part.shape[0] // MOST_OUTPUTS)] for part in parts]
     candidates: list[Tensor | None] = [None]
-    if smooths:
-        candidates += [_columns(x.abs().amax(0), largest, exponent) for exponent in EXPONENTS]
+    if tie is not None:
+        candidates += [_columns(tie(usual), tie(heaviest), a, b) for a, b in EXPONENTS]
     best: list[Fit] = []
     for codec in (INT8_WHOLE, INT8_SPLIT):
         fits = [
@@ -53,7 +56,7 @@ def fit_linear(x: Tensor, parts: Sequence[Tensor], *, smooths: bool) -> Fit:
             for columns in candidates
         ]
         best.append(min(fits, key=lambda fit: fit.error))
-        if best[-1].error <= BEARABLE:
+        if best[-1].error <= bearable:
             return best[-1]
     return best[-1]
 
@@ -74,6 +77,6 @@ def output_error(x: Tensor, parts: Sequence[Tensor], columns: Tensor | None, cod
     return float(torch.stack(errors).mean())
 
 
-def _columns(largest_input: Tensor, largest_weight: Tensor, exponent: float) -> Tensor:
-    columns = largest_input.clamp(min=1e-5) ** exponent / largest_weight.clamp(min=1e-5) ** (1 - exponent)
+def _columns(usual: Tensor, heaviest: Tensor, a: float, b: float) -> Tensor:
+    columns = usual.clamp(min=1e-5) ** a / heaviest.clamp(min=1e-5) ** b
     return columns / columns.log().mean().exp()

@@ -43,8 +43,8 @@ class LinearKernel:
 
     `rank[ggml_type]` is its place in the order of preference for a stored type (lower is
     better, absent: not offered). `empty(out, in)` builds the module with unset buffers;
-    `pack(module, first_row, raw, ggml_type, columns)` fills a run of rows, `row_granularity` at a time.
-    `columns` float32 `[in]` multiplies the weights (None: as they are), for kernels that are calibrated.
+    `pack(module, first_row, raw, ggml_type, factors)` fills a run of rows, `row_granularity` at a time.
+    `factors` multiply the run's weights, to which they are broadcast (None: as they are).
     """
 
     name: str

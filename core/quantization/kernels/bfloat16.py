@@ -30,10 +30,11 @@ class BFloat16Linear(Encoded, nn.Module):
         return self.weight.index_select(0, row_ids).float()
 
 
-def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, columns: Tensor | None) -> None:
-    assert columns is None
+def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, factors: Tensor | None) -> None:
     assert isinstance(module, BFloat16Linear)
-    module.weight[first_row : first_row + raw.shape[0]] = dequantise(raw, ggml_type)
+    module.weight[first_row : first_row + raw.shape[0]] = (
+        dequantise(raw, ggml_type) if factors is None else dequantise(raw, ggml_type) * factors
+    )
 
 
 KERNEL = LinearKernel(

@@ -38,9 +38,9 @@ class Int4PackedLinear(Encoded, nn.Module):
         return raw.unsqueeze(1)
 
 
-def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, columns: Tensor | None) -> None:
+def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, factors: Tensor | None) -> None:
     """Fill rows `first_row ...`; runs start at multiples of `ROWS_PER_TILE`."""
-    assert columns is None
+    assert factors is None, "where this kernel is needed there are no calibrated ones"
     assert isinstance(module, Int4PackedLinear)
     assert first_row % ROWS_PER_TILE == 0, first_row
     rows = decode_rows(raw, ggml_type)

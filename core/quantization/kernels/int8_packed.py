@@ -36,10 +36,9 @@ class Int8PackedLinear(Encoded, nn.Module):
         return self.weight.index_select(0, row_ids).float() * scale.unsqueeze(-1)
 
 
-def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, columns: Tensor | None) -> None:
-    assert columns is None
+def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, factors: Tensor | None) -> None:
     assert isinstance(module, Int8PackedLinear)
-    weight = dequantise(raw, ggml_type)
+    weight = dequantise(raw, ggml_type) if factors is None else dequantise(raw, ggml_type) * factors
     scale = (weight.abs().amax(1).clamp(min=1e-12) / 127).bfloat16()
     last_row = first_row + weight.shape[0]
     module.weight[first_row:last_row] = (weight / scale.float().unsqueeze(-1)).round().clamp(-127, 127)

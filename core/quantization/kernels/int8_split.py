@@ -25,10 +25,10 @@ class Int8SplitLinear(Int8Linear):
     zero_point = 64
 
 
-def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, columns: Tensor | None) -> None:
+def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, factors: Tensor | None) -> None:
     assert isinstance(module, Int8SplitLinear)
     weight = dequantise(raw, ggml_type)
-    module.fill(first_row, weight if columns is None else weight * columns, pairs_limited=False)
+    module.fill(first_row, weight if factors is None else weight * factors, pairs_limited=False)
 
 
 KERNEL = LinearKernel(

@@ -21,10 +21,10 @@ class Int8WholeLinear(Int8Linear):
     zero_point = 128
 
 
-def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, columns: Tensor | None) -> None:
+def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, factors: Tensor | None) -> None:
     assert isinstance(module, Int8WholeLinear)
     weight = dequantise(raw, ggml_type)
-    module.fill(first_row, weight if columns is None else weight * columns, pairs_limited=True)
+    module.fill(first_row, weight if factors is None else weight * factors, pairs_limited=True)
 
 
 KERNEL = LinearKernel(

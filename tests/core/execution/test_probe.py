@@ -56,8 +56,8 @@ class Faulty(Encoded, nn.Module):
 
 
 def faulty_kernel(fault: str) -> LinearKernel:
-    def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, columns: Tensor | None) -> None:
-        assert columns is None
+    def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, factors: Tensor | None) -> None:
+        assert factors is None
         assert isinstance(module, Faulty)
         module.weight[first_row : first_row + raw.shape[0]] = dequantise(raw, ggml_type)
 
