@@ -18,7 +18,8 @@ ESCAPES = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|[=>])")
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's, without the options a developer may have set for their own servers."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
-    return {**kept, "TIDEGATE_COMPILE": "off", "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "200", **extra}
+    fixed = {"TIDEGATE_COMPILE": "off", "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "200"}
+    return {**kept, **fixed, **extra}
 
 
 def command(*arguments: str) -> list[str]:
