@@ -47,6 +47,7 @@ async def answer(client: AsyncOpenAI, content: str) -> tuple[str, str, int, int]
         max_tokens=MAX_TOKENS,
         stream=True,
         stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
     )
     async for chunk in stream:
         for choice in chunk.choices:
