@@ -9,7 +9,7 @@ longer looked at.
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -99,9 +99,8 @@ class ModelLoader:
         self._used = {name for name in checkpoint.tensors if self._stored.ignored(name)}
         self._used.update(name for name in self._stored.config_tensors if name in checkpoint.tensors)
         self._missing: set[str] = set()
-        self.linears: dict[str, Mapping[str, int] | None] = {}
-        """Every linear by dotted name, with the parts it is stored as (None: as itself)."""
-        self._stored_as: dict[str, str] = {}
+        self.linears: dict[str, tuple[_Part, ...]] = {}
+        """Every linear by dotted name, with what it is stored as."""
         self._columns: dict[str, Tensor] = {}
         self._rows: dict[str, Tensor] = {}
         self._chosen: dict[Wanted, tuple[LinearKernel, int]] = {}
@@ -207,8 +206,7 @@ class ModelLoader:
         embeddings: list[tuple[str, Embedding]] = []
         for name, module in list(model.named_modules()):
             if isinstance(module, Linear):
-                self.linears[name] = module.parts
-                parts = self._parts(module, name, tied=name == tied)
+                parts = self.linears[name] = self._parts(module, name, tied=name == tied)
                 if parts:
                     sources[name] = self._place_linear(model, name, module, parts)
             elif isinstance(module, Embedding):
@@ -239,9 +237,7 @@ class ModelLoader:
         parts: list[_Part] = []
         first = 0
         for linear, count in rows.items():
-            stored_as = linear
-            if tied and self._spec.tied:
-                stored_as = self._stored_as[linear] = self._spec.tied[1]
+            stored_as = self._spec.tied[1] if tied and self._spec.tied else linear
             info = self._tensor(f"{stored_as}.weight", (count, module.in_features))
             bias = None if module.bias is None else self._float_tensor(f"{linear}.bias", (count,))
             if info is not None:
@@ -279,13 +275,9 @@ class ModelLoader:
             )
         return self._chosen[wanted]
 
-    def stored_parts(self, name: str, part_names: Mapping[str, int] | None) -> list[Tensor]:
+    def stored_parts(self, name: str) -> list[Tensor]:
         """The weights behind a linear, float32 `[out, in]` each, in the order of the file."""
-        parent = name.rpartition(".")[0]
-        stored = (
-            [f"{parent}.{part}" for part in part_names] if part_names else [self._stored_as.get(name, name)]
-        )
-        infos = [self._checkpoint.tensors[self._stored.tensor_name(f"{one}.weight")] for one in stored]
+        infos = [part.tensor for part in self.linears[name]]
         weights = [dequantise(self._raw(info), info.ggml_type) for info in infos]
         for info in infos:
             self._checkpoint.drop_pages(info.name)

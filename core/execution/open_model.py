@@ -104,8 +104,7 @@ def _calibrate(checkpoint: Checkpoint, spec: ModelSpec, model_config: ModelConfi
     loader = ModelLoader(checkpoint, spec, model_config, numerics="fast", device="cpu", calibrates=True)
     model = loader.load(identity="", cache_dir="").module
     recorder = InputRecorder()
-    linears = loader.linears
-    for name in linears:
+    for name in loader.linears:
         recorder.watch(name, cast(PackedLinear, model.get_submodule(name)))
     cast(Model, model).compose(kv_dtype=torch.float16)
     storage = KVStorage(
@@ -131,8 +130,8 @@ def _calibrate(checkpoint: Checkpoint, spec: ModelSpec, model_config: ModelConfi
     absorbers = cast(Model, model).absorbers()
     return choose(
         recorder,
-        {name: absorbers.get(name) for name in linears},
-        lambda name: loader.stored_parts(name, linears[name]),
+        {name: absorbers.get(name) for name in loader.linears},
+        loader.stored_parts,
     )
 
 

@@ -54,8 +54,8 @@ class Attention(nn.Module):
         )
         self.o_proj = Linear(heads, c.width)
         if c.qk_norm:
-            self.q_norm = RMSNorm(c.head_dim, eps=c.norm_eps)
-            self.k_norm = RMSNorm(c.head_dim, eps=c.norm_eps)
+            self.q_norm = RMSNorm(c.head_dim)
+            self.k_norm = RMSNorm(c.head_dim)
 
 
 class GatedMLP(nn.Module):
@@ -73,9 +73,9 @@ class Block(nn.Module):
 
     def __init__(self, c: DecoderConfig) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(c.width, eps=c.norm_eps)
+        self.input_layernorm = RMSNorm(c.width)
         self.self_attn = Attention(c)
-        self.post_attention_layernorm = RMSNorm(c.width, eps=c.norm_eps)
+        self.post_attention_layernorm = RMSNorm(c.width)
         self.mlp = GatedMLP(c)
 
 
@@ -90,7 +90,7 @@ class Decoder(nn.Module):
         self.config = c
         self.embed_tokens = Embedding(c.vocab_size, c.width)
         self.layers = nn.ModuleList(Block(c) for _ in range(c.num_layers))
-        self.norm = RMSNorm(c.width, eps=c.norm_eps)
+        self.norm = RMSNorm(c.width)
         self.lm_head = Linear(c.width, c.vocab_size)
         self.rotary = Rotary(c.head_dim, c.max_position, theta=c.rope_theta, scaling=c.rope_scaling)
         self._regions: dict[str, Region] = {}

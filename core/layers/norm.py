@@ -15,10 +15,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 class RMSNorm(nn.Module):
     """The weight of a norm; what computes with it is a region."""
 
-    def __init__(self, width: int, *, eps: float) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.eps = eps
         self.weight = nn.Parameter(torch.empty(width), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core.quantization.codec import Encoded
+from core.quantization.codec import SMALLEST, Encoded
+from core.quantization.ggml import dequantise
 
 MOST_FEATURES = (2**31 - 1) // (127 * 255)
 """Beyond it a sum could leave 32 bits."""
 LARGEST = 127
-SMALLEST_SCALE = 1e-30
 # The operator itself: the wrapper around it looks at every argument for a fake one, 15 us a call.
 _product: Callable[..., Tensor] = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32._op  # noqa: SLF001
 _PAIR_LIMIT = 128
@@ -39,7 +39,7 @@ def rounded_rows(weight: Tensor, *, pairs_limited: bool) -> tuple[Tensor, Tensor
         pairs = even.view(weight.shape[0], -1, 2)
         highest = torch.maximum(pairs.clamp(min=0).sum(-1).amax(1), -pairs.clamp(max=0).sum(-1).amin(1))
         scale = torch.maximum(scale, highest / (_PAIR_LIMIT - 1))  # rounding may add a half to each
-    scale = scale.clamp(min=SMALLEST_SCALE)
+    scale = scale.clamp(min=SMALLEST)
     return (weight / scale.unsqueeze(-1)).round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
 
 
@@ -51,6 +51,8 @@ class Int8Linear(Encoded, nn.Module):
 
     zero_point: int
     """Added to the codes, so that they are unsigned."""
+    pairs_limited: bool
+    """As `rounded_rows` says; needed where codes have all 8 bits."""
     weight: Tensor
     scale: Tensor
 
@@ -74,11 +76,6 @@ class Int8Linear(Encoded, nn.Module):
         raw = _product(rows, 1.0, self.zero_point, self._packed)
         return raw.view(codes.shape[0], codes.shape[1], self.out_features)
 
-    def fill(self, first_row: int, weight: Tensor, *, pairs_limited: bool) -> None:
-        """Round some rows. Shapes: weight float32 `[N, in]`."""
-        rows = slice(first_row, first_row + weight.shape[0])
-        self.weight[rows], self.scale[rows] = rounded_rows(weight, pairs_limited=pairs_limited)
-
     def _pack(self) -> Any:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*quantized tensor creation functions")
@@ -87,3 +84,13 @@ class Int8Linear(Encoded, nn.Module):
             )
         torch.backends.quantized.engine = "fbgemm"
         return torch.ops.quantized.linear_prepack(quantised, None)
+
+
+def pack_int8(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, factors: Tensor | None) -> None:
+    """Round a run of stored rows, as `LinearKernel.pack` says."""
+    assert isinstance(module, Int8Linear)
+    weight = dequantise(raw, ggml_type)
+    rows = slice(first_row, first_row + weight.shape[0])
+    module.weight[rows], module.scale[rows] = rounded_rows(
+        weight if factors is None else weight * factors, pairs_limited=module.pairs_limited
+    )

@@ -12,23 +12,15 @@ With halves of 7 bits and a sign, 16-bit partial sums hold any weights. The weig
 both halves, and reading them is what a step of few rows waits for.
 """
 
-from torch import Tensor, nn
-
 from core.quantization.codec import INT8_SPLIT
-from core.quantization.ggml import dequantise
-from core.quantization.int8 import MOST_FEATURES, Int8Linear
+from core.quantization.int8 import MOST_FEATURES, Int8Linear, pack_int8
 from core.quantization.kernels import LinearKernel
 
 
 class Int8SplitLinear(Int8Linear):
     codec = INT8_SPLIT
     zero_point = 64
-
-
-def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, factors: Tensor | None) -> None:
-    assert isinstance(module, Int8SplitLinear)
-    weight = dequantise(raw, ggml_type)
-    module.fill(first_row, weight if factors is None else weight * factors, pairs_limited=False)
+    pairs_limited = False
 
 
 KERNEL = LinearKernel(
@@ -36,7 +28,7 @@ KERNEL = LinearKernel(
     rank={"Q8_0": 0, "Q4_0": 0, "Q4_1": 0},
     fits=lambda out_features, in_features: in_features <= MOST_FEATURES,
     empty=Int8SplitLinear,
-    pack=pack,
+    pack=pack_int8,
     devices=frozenset({"cpu"}),
     is_calibrated=True,
 )

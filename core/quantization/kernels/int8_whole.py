@@ -8,23 +8,15 @@ Error    at most scale / 2 per weight, where a row's scale is up to twice that o
 Source   `core.quantization.int8`.
 """
 
-from torch import Tensor, nn
-
 from core.quantization.codec import INT8_WHOLE
-from core.quantization.ggml import dequantise
-from core.quantization.int8 import MOST_FEATURES, Int8Linear
+from core.quantization.int8 import MOST_FEATURES, Int8Linear, pack_int8
 from core.quantization.kernels import LinearKernel
 
 
 class Int8WholeLinear(Int8Linear):
     codec = INT8_WHOLE
     zero_point = 128
-
-
-def pack(module: nn.Module, first_row: int, raw: Tensor, ggml_type: str, factors: Tensor | None) -> None:
-    assert isinstance(module, Int8WholeLinear)
-    weight = dequantise(raw, ggml_type)
-    module.fill(first_row, weight if factors is None else weight * factors, pairs_limited=True)
+    pairs_limited = True
 
 
 KERNEL = LinearKernel(
@@ -32,7 +24,7 @@ KERNEL = LinearKernel(
     rank={"Q8_0": 8, "Q4_0": 8, "Q4_1": 8},
     fits=lambda out_features, in_features: in_features <= MOST_FEATURES,
     empty=Int8WholeLinear,
-    pack=pack,
+    pack=pack_int8,
     devices=frozenset({"cpu"}),
     is_calibrated=True,
 )
