@@ -31,8 +31,9 @@ from loadtest.errors import LoadTestError
 from loadtest.filler import messages
 from loadtest.metrics import Measures, measure
 from loadtest.mock.script import MockOptions
-from loadtest.plan import Plan, PlannedRequest, Segment, plan_of
+from loadtest.plan import Plan
 from loadtest.runner import run_once
+from tests.benchmarks.cpu.plans import side_by_side
 from tests.loadtest.mock_process import mock_process
 
 AGREES = 0.05
@@ -53,21 +54,6 @@ NOTES = {
 
 Figures: TypeAlias = dict[str, float]
 """Of one pass, by name. Times in seconds."""
-
-
-def plan_for(*, num_requests: int, num_prompt_tokens: int, max_tokens: int) -> Plan:
-    """So many sessions of one request, nothing shared, all ready at the start."""
-    requests = [
-        PlannedRequest(
-            id=f"r{i}",
-            session=f"s{i}",
-            segments=(Segment(f"p{i}", num_prompt_tokens),),
-            max_tokens=max_tokens,
-            at_s=0.0,
-        )
-        for i in range(num_requests)
-    ]
-    return plan_of("agreement", requests)
 
 
 async def play_ours(bench: Bench, plan: Plan) -> Figures:
@@ -210,8 +196,8 @@ def _written(name: str, value: float) -> str:
 
 
 async def main(options: argparse.Namespace) -> None:
-    plan = plan_for(
-        num_requests=options.requests, num_prompt_tokens=options.prompt_tokens, max_tokens=options.max_tokens
+    plan = side_by_side(
+        options.requests, prompt_tokens=options.prompt_tokens, answer_tokens=options.max_tokens
     )
     with ExitStack() as scope:
         url = options.target or scope.enter_context(mock_process(MOCK))

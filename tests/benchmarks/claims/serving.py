@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -39,23 +39,42 @@ class Server:
 @contextmanager
 def serving(*arguments: str, model: str | None = None) -> Iterator[Server]:
     """`tidegate serve` on a free port until the scope is left."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "gateway", "serve", *([model] if model else [])]
     command += ["--port", str(port), *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+    with running(command, port, ready="/readyz", within_s=READY_WITHIN_S, environment=environment) as server:
+        yield server
+
+
+@contextmanager
+def running(
+    command: list[str],
+    port: int,
+    *,
+    ready: str,
+    within_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """A server's process, once `ready` is answered, until the scope is left."""
     with (
         tempfile.TemporaryFile("w+") as log,  # a pipe that nobody reads would fill, and stop the server
         subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log) as process,
     ):
         try:
             url = f"http://127.0.0.1:{port}"
-            _wait_until_ready(url, process, log=log)
+            _wait_until_ready(url + ready, process, log=log, within_s=within_s)
             yield Server(url, process.pid)
         finally:
             process.terminate()
             process.wait(timeout=60)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def compile_ahead() -> None:
@@ -93,15 +112,15 @@ def figure(report: Report, name: str) -> float:
     return value
 
 
-def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", *, log: IO[str]) -> None:
-    deadline = time.monotonic() + READY_WITHIN_S
+def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", *, log: IO[str], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
             log.seek(0)
             raise SystemExit(f"the server ended with {process.returncode}: {log.read()[-2000:]}")
         try:
-            with urllib.request.urlopen(f"{url}/readyz", timeout=5):
+            with urllib.request.urlopen(url, timeout=5):
                 return
         except OSError:
-            time.sleep(0.1)
-    raise SystemExit(f"the server was not ready within {READY_WITHIN_S} s")
+            time.sleep(0.05)
+    raise SystemExit(f"the server was not ready within {within_s} s")

@@ -2,20 +2,17 @@
 
 import json
 import os
-import socket
 import subprocess
-import tempfile
 import time
-import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
 from tests.benchmarks.claims.random_model import default_model
-from tests.benchmarks.claims.serving import Server, serving
+from tests.benchmarks.claims.serving import Server, free_port, running, serving
 from tests.benchmarks.cpu.peers import BUILT, OPENVINO_MODEL, PYTHON, llama_model
 
 NUM_THREADS = os.cpu_count() or 1
@@ -43,25 +40,14 @@ def llama_server(
     form: str, *, slots: int, context: int, model: Path | None = None, more: tuple[str, ...] = ()
 ) -> Iterator[Server]:
     """llama.cpp's with so many slots of so much context each, its prompt cache on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         str(BUILT / "llama-server"), "--model", str(model or llama_model(form)), "--host", "127.0.0.1",
         "--port", str(port), "--parallel", str(slots), "--ctx-size", str(slots * context),
         "--threads", str(NUM_THREADS), "--cache-prompt", *more,
     ]  # fmt: skip
-    with (
-        tempfile.TemporaryFile("w+") as log,
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log) as process,
-    ):
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _wait_for(f"{url}/health", process, log)
-            yield Server(url, process.pid)
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
+    with running(command, port, ready="/health", within_s=READY_WITHIN_S) as server:
+        yield server
 
 
 class OpenVINO:
@@ -132,17 +118,3 @@ def pss_bytes(processes: Iterable[psutil.Process]) -> int:
 
 def model_bytes() -> int:
     return default_model().stat().st_size
-
-
-def _wait_for(url: str, process: "subprocess.Popen[bytes]", log: IO[str]) -> None:
-    deadline = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            log.seek(0)
-            raise SystemExit(f"llama-server ended with {process.returncode}: {log.read()[-1500:]}")
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            time.sleep(0.05)
-    raise SystemExit(f"llama-server was not ready within {READY_WITHIN_S} s")
